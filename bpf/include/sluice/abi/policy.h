@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The selection pipeline's maps: what the agent compiles a policy document into, and what BPF programs read.
+ *
+ *   remote address --sl_places--> place {id, class, locality}
+ *   local address, port, cgroup --sl_sources, sl_services--> service id
+ *   {service id, place class} --sl_rules--> verdict {CCA, parameter set, rule}
+ *
+ * A policy is one *generation*. Its tables are inner maps; the outer maps hold SL_SLOTS generations, generation g in slot
+ * g % SL_SLOTS. The agent fills a slot that no reader uses, then publishes the generation by one aligned 8-byte store into
+ * sl_config (mapped memory): every reader sees either the old policy or the new one, never parts of both.
+ *
+ * Places are many (each rack may be one), rules few: places that no rule can tell apart share a *place class*, so sl_rules
+ * holds services x classes entries, not services x places.
+ *
+ * Writer of every table: the agent. Readers: sockops, iterators and every CCA on the SDK (bpf/include/sluice/bpf/select.bpf.h).
+ * All integers are in host order unless a field says otherwise.
+ */
+#ifndef SLUICE_ABI_POLICY_H
+#define SLUICE_ABI_POLICY_H
+
+#include "types.h"
+
+#define SL_SLOTS 2
+
+/* How far a remote place is from this host's own place. Numbers grow with nearness; they are stored, never renumber them. */
+enum sl_locality {
+	SL_LOCALITY_UNKNOWN = 0,	/* no prefix of the topology holds the address */
+	SL_LOCALITY_EXTERNAL = 1,	/* a prefix marked external does */
+	SL_LOCALITY_CROSS_REGION = 2,
+	SL_LOCALITY_INTRA_REGION = 3,
+	SL_LOCALITY_INTRA_DC = 4,
+	SL_LOCALITY_INTRA_RACK = 5,
+	SL_LOCALITY_COUNT = 6,
+};
+
+/*
+ * Key of sl_places and sl_sources (LPM trie). IPv4 is written as IPv4-mapped IPv6 (::ffff:a.b.c.d), its prefix length + 96, so
+ * that one table serves both families and v4-mapped sockets need no special case.
+ */
+struct sl_prefix {
+	__u32 prefix_len;	/* bits, 0..128 */
+	__u8 addr[16];		/* network order */
+};
+SL_ASSERT_SIZE(struct sl_prefix, 20);
+
+/* Value of sl_places. */
+struct sl_place {
+	__u32 place_id;		/* interned {region, datacenter, rack}; 0 = unknown; for reports only */
+	__u16 place_class;	/* what sl_rules is keyed by; 0 = the class of unknown */
+	__u8 locality;		/* enum sl_locality */
+	__u8 pad;
+};
+SL_ASSERT_SIZE(struct sl_place, 8);
+
+/* Value of sl_sources and sl_services: 0 = no service; a smaller id stands earlier in the document and wins. */
+typedef __u32 sl_service_id;
+
+enum sl_service_kind {
+	SL_SERVICE_PORT = 1,	/* id = local port, host order */
+	SL_SERVICE_CGROUP = 2,	/* id = cgroup2 id (inode number of its folder); descendants match too */
+};
+
+/* Key of sl_services (hash). */
+struct sl_service_key {
+	__u32 kind;		/* enum sl_service_kind */
+	__u32 pad;
+	__u64 id;
+};
+SL_ASSERT_SIZE(struct sl_service_key, 16);
+
+/* Key of sl_rules (hash). */
+struct sl_rule_key {
+	__u32 service_id;	/* 0 = no service */
+	__u32 place_class;	/* 0 = unknown place */
+};
+SL_ASSERT_SIZE(struct sl_rule_key, 8);
+
+enum sl_verdict_flags {
+	SL_VERDICT_NEEDS_ECN = 1 << 0,	/* the CCA asks for ECN in the SYN and must not run without it */
+	SL_VERDICT_BUNDLE = 1 << 1,	/* cca is a bundle's kernel name (ours), not a native one */
+};
+
+/* Value of sl_rules: all that a connection gets. */
+struct sl_verdict {
+	char cca[SL_CCA_NAME_LEN];	/* TCP_CONGESTION name, NUL padded */
+	char fallback[SL_CCA_NAME_LEN];	/* the transitional CCA: for a NEEDS_ECN cca on a connection without ECN; "" = none */
+	__u32 rule_id;			/* 1-based position in the document; 0 = none */
+	__u32 params;			/* index in the CCA's sl_params; 0 = the bundle's global set */
+	__u32 fallback_params;
+	__u16 flags;			/* enum sl_verdict_flags */
+	__u16 init_cwnd_segments;	/* initial window set when established; 0 = leave the kernel's */
+};
+SL_ASSERT_SIZE(struct sl_verdict, 48);
+
+/* Value of sl_generations (array of SL_SLOTS): what is the same for the whole generation. Written before it is published. */
+enum sl_generation_flags {
+	SL_GEN_SOURCES = 1 << 0,	/* sl_sources is not empty */
+	SL_GEN_PORTS = 1 << 1,		/* sl_services holds ports */
+	SL_GEN_CGROUPS = 1 << 2,	/* sl_services holds cgroups */
+	SL_GEN_SELF_MIGRATE = 1 << 3,	/* CCAs on the SDK switch themselves at their next per-RTT point */
+};
+struct sl_generation {
+	__u64 generation;		/* the generation these lines belong to: a reader that finds another one retries or leaves */
+	__u32 flags;			/* enum sl_generation_flags */
+	__u32 listener_params;
+	char listener_cca[SL_CCA_NAME_LEN];	/* what a listener carries: transitional, never one that needs ECN; "" = leave */
+};
+SL_ASSERT_SIZE(struct sl_generation, 32);
+
+/* Value of sl_config (array of 1, BPF_F_MMAPABLE). */
+struct sl_config {
+	__u64 generation;	/* 0 = no policy: every program leaves sockets alone. Stored with one aligned store */
+};
+SL_ASSERT_SIZE(struct sl_config, 8);
+
+/*
+ * Value of sl_sock (BPF_MAP_TYPE_SK_STORAGE): the one storage Sluice adds to a socket. One element on purpose: a socket's first
+ * storage costs 320 bytes of slab, and up to 120 bytes of value cost 64 more (kernel 6.18, struct bpf_local_storage_elem).
+ *
+ * Writers: the pipeline (first part) and CCAs (learned state), always with the socket owned by the writer (lock_sock or softirq).
+ */
+#define SL_STATE_WORDS 6
+enum sl_sock_flags {
+	SL_SOCK_LOG = 1 << 0,		/* the logger selected this connection; set by user space through the iterator */
+	SL_SOCK_ECN_FALLBACK = 1 << 1,	/* its CCA needs ECN, the connection has none: the fallback was taken */
+	SL_SOCK_LISTENER = 1 << 2,
+	SL_SOCK_LPM_FALLBACK = 1 << 3,	/* the resolver had left nothing; a CCA or the iterator looked the place up itself */
+};
+enum sl_origin {
+	SL_ORIGIN_NONE = 0,
+	SL_ORIGIN_CONNECT = 1,		/* sockops TCP_CONNECT_CB */
+	SL_ORIGIN_ESTABLISHED = 2,	/* sockops ACTIVE/PASSIVE_ESTABLISHED_CB */
+	SL_ORIGIN_LISTEN = 3,
+	SL_ORIGIN_ITERATOR = 4,
+	SL_ORIGIN_SELF = 5,		/* the CCA switched itself */
+};
+struct sl_sock {
+	__u64 generation;	/* the generation that decided; 0 = undecided */
+	__u32 place_id;
+	__u32 service_id;
+	__u32 rule_id;
+	__u32 params;		/* index in the running CCA's sl_params */
+	__u16 place_class;
+	__u8 locality;		/* enum sl_locality */
+	__u8 origin;		/* enum sl_origin */
+	__u16 flags;		/* enum sl_sock_flags */
+	__u16 pad;
+	/* learned state, handed over when the CCA changes: written by .release, taken (and cleared) by .init */
+	__u32 state_tag;	/* which layout the words have: SL_STATE_TAG of the writer; 0 = none */
+	__u32 state_age_ms;	/* low 32 bits of CLOCK_MONOTONIC in ms when written */
+	__u64 state[SL_STATE_WORDS];
+};
+SL_ASSERT_SIZE(struct sl_sock, 96);
+
+/*
+ * Value of sl_schemas (array): the contract of each shared map, checked by the loader for every object that uses it and by
+ * programs at run time (one compare). Index: enum sl_schema.
+ */
+enum sl_schema {
+	SL_SCHEMA_POLICY = 0,	/* sl_config, sl_generations and the tables */
+	SL_SCHEMA_SOCK = 1,	/* sl_sock */
+	SL_SCHEMA_COUNT = 8,
+};
+#define SL_SCHEMA_POLICY_VERSION 1
+#define SL_SCHEMA_SOCK_VERSION 1
+struct sl_schema_entry {
+	__u64 name_hash;	/* FNV-1a of "sl.policy", "sl.sock"; 0 = unused */
+	__u32 version;
+	__u32 value_size;	/* bytes of the map's value */
+	__u64 btf_hash;		/* FNV-1a over names, types and offsets of the value's members */
+};
+SL_ASSERT_SIZE(struct sl_schema_entry, 24);
+
+/* Counters of the policy programs: index into sl_policy_counters (per-CPU array of u64). */
+enum sl_policy_counter {
+	SL_POLICY_CONNECT = 0,		/* TCP_CONNECT_CB handled */
+	SL_POLICY_ACTIVE,		/* ACTIVE_ESTABLISHED_CB handled */
+	SL_POLICY_PASSIVE,		/* PASSIVE_ESTABLISHED_CB handled */
+	SL_POLICY_LISTEN,		/* TCP_LISTEN_CB handled */
+	SL_POLICY_NEEDS_ECN,		/* NEEDS_ECN asked */
+	SL_POLICY_NEEDS_ECN_YES,	/* ... and answered 1 */
+	SL_POLICY_SELECTED,		/* a CCA was set */
+	SL_POLICY_KEPT,			/* the right CCA was already there */
+	SL_POLICY_RECONCILED,		/* the generation moved during the handshake; decided again */
+	SL_POLICY_ECN_FALLBACK,		/* needs ECN, connection has none: transitional CCA taken */
+	SL_POLICY_LPM_FALLBACK,		/* no resolver result; looked up again */
+	SL_POLICY_NO_GENERATION,	/* no policy published; left alone */
+	SL_POLICY_NO_RULE,		/* no rule for {service, class}; left alone (the compiler should not let this happen) */
+	SL_POLICY_NO_SOCK,		/* not a full TCP socket; left alone */
+	SL_POLICY_NO_STORAGE,		/* sk_storage could not be had; decided without it */
+	SL_POLICY_SET_FAILED,		/* bpf_setsockopt(TCP_CONGESTION) refused */
+	SL_POLICY_SCHEMA_MISMATCH,	/* a shared map has another version; left alone */
+	SL_POLICY_MPTCP,		/* an MPTCP subflow; left alone */
+	SL_POLICY_ITER_SEEN,
+	SL_POLICY_ITER_MOVED,
+	SL_POLICY_ITER_FAILED,
+	SL_POLICY_SELF_MOVED,		/* a CCA switched itself (counted by the CCA) */
+	SL_POLICY_SELF_FAILED,
+	SL_POLICY_COUNTER_COUNT,
+};
+
+#endif

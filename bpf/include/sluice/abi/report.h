@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the iterators write: one record a socket, read by the agent from the iterator's descriptor.
+ */
+#ifndef SLUICE_ABI_REPORT_H
+#define SLUICE_ABI_REPORT_H
+
+#include "types.h"
+
+/* What an iterator did, or would not do, with a socket. */
+enum sl_outcome {
+	SL_OUTCOME_OBSERVED = 0,
+	SL_OUTCOME_MOVED = 1,
+	SL_OUTCOME_RESCOPED = 2,	/* same CCA, new place, service or parameters */
+	SL_OUTCOME_CURRENT = 3,		/* nothing to do */
+	SL_OUTCOME_NO_RULE = 4,
+	SL_OUTCOME_MPTCP = 5,		/* left alone */
+	SL_OUTCOME_SET_FAILED = 6,	/* error holds the errno, e.g. EPERM: locked by a route's congctl */
+	SL_OUTCOME_NO_STORAGE = 7,	/* moved, but without sk_storage */
+	SL_OUTCOME_FOREIGN = 8,		/* runs a CCA of another owner, and the rule respects it */
+};
+
+/* Who asked for what: value of sl_iter_args (array of 1), written before an iterator starts. */
+enum sl_iter_flags {
+	SL_ITER_REPORT_ALL = 1 << 0,	/* a record for every socket; else only for those with an outcome the agent must know */
+};
+struct sl_iter_args {
+	__u32 flags;		/* enum sl_iter_flags */
+	__u32 only_map_id;	/* struct_ops map id; only sockets that run it; 0 = all */
+};
+SL_ASSERT_SIZE(struct sl_iter_args, 8);
+
+struct sl_report {
+	__u64 cookie;		/* socket cookie; 0 = not generated so far */
+	__u64 netns_cookie;
+	__u64 cgroup_id;
+	__u64 generation;	/* of its sl_sock; 0 = none */
+	__u32 netns_ino;	/* inode number of its network namespace */
+	__u32 struct_ops_id;	/* map id of its CCA; 0 = native */
+	__u32 place_id;
+	__u32 service_id;
+	__u32 rule_id;
+	__u32 params;
+	__u32 cwnd_segments;
+	__u32 ssthresh_segments;	/* 0x7fffffff = infinite */
+	__u32 srtt_us;
+	__u32 retransmits;	/* segments, over the connection's life */
+	__s32 error;		/* 0 or -errno, with SL_OUTCOME_SET_FAILED */
+	__u16 family;		/* AF_INET, AF_INET6 */
+	__u16 local_port;	/* host order */
+	__u16 remote_port;	/* host order */
+	__u8 state;		/* TCP_ESTABLISHED, ... */
+	__u8 outcome;		/* enum sl_outcome */
+	__u8 locality;		/* enum sl_locality */
+	__u8 ecn;		/* TCP_ECN_* bits of tcp_sock.ecn_flags */
+	__u8 origin;		/* enum sl_origin */
+	__u8 pad0;
+	__u16 sock_flags;	/* enum sl_sock_flags */
+	__u16 pad1;
+	__u8 local_addr[16];	/* IPv4 as IPv4-mapped IPv6 */
+	__u8 remote_addr[16];
+	char cca[SL_CCA_NAME_LEN];
+};
+SL_ASSERT_SIZE(struct sl_report, 144);
+
+/* Key and value of sl_usage (hash): sockets counted in the kernel, for hosts with too many of them to list. */
+struct sl_usage_key {
+	__u32 netns_ino;
+	__u32 struct_ops_id;	/* 0 = native */
+	char cca[SL_CCA_NAME_LEN];
+	__u8 locality;
+	__u8 listener;		/* 1 = a listening socket */
+	__u8 current_generation;	/* 1 = decided by the published generation */
+	__u8 pad;
+	__u32 rule_id;
+};
+SL_ASSERT_SIZE(struct sl_usage_key, 32);
+struct sl_usage {
+	__u64 sockets;
+	__u64 cwnd_segments_sum;
+	__u64 srtt_us_sum;
+	__u64 retransmits_sum;
+};
+SL_ASSERT_SIZE(struct sl_usage, 32);
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Fixed-width types and asserts for headers that BPF C, C and C++ share.
+ *
+ * In BPF the types come from vmlinux.h, which must be included before; in user space from <linux/types.h>. The headers in this
+ * folder use nothing else.
+ */
+#ifndef SLUICE_ABI_TYPES_H
+#define SLUICE_ABI_TYPES_H
+
+#ifndef __bpf__
+#include <linux/types.h>
+#include <stddef.h>
+#endif
+
+#ifdef __cplusplus
+#define SL_ASSERT_SIZE(type, size) static_assert(sizeof(type) == (size), #type " changed its size")
+#else
+#define SL_ASSERT_SIZE(type, size) _Static_assert(sizeof(type) == (size), #type " changed its size")
+#endif
+
+/* Version of the pinned objects as a whole; names the folder /sys/fs/bpf/sluice/v<SL_ABI>. */
+#define SL_ABI 1
+
+/* TCP_CA_NAME_MAX: 15 characters of [A-Za-z0-9_.] and a NUL. */
+#define SL_CCA_NAME_LEN 16
+
+#endif
