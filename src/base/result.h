@@ -45,6 +45,7 @@ struct Error {
   std::string min_kernel; // kUnsupported: first kernel that has it, such as "6.12"
   std::string detail;     // long text (a verifier log); shown on request
   std::vector<std::string> context;  // innermost first
+  std::vector<Error> also;           // further problems of the same input
 
   Error& at(std::string place) & { where = std::move(place); return *this; }
   Error&& at(std::string place) && { where = std::move(place); return std::move(*this); }
