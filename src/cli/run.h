@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// The command line as a function: words in, exit status out. Everything it touches outside the process (streams, terminal, clock,
+// environment, file roots) comes in through Environment, so that tests run it in-process.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "base/paths.h"
+
+namespace sluice::cli {
+
+struct Environment {
+  std::ostream& out;
+  std::ostream& err;
+  bool out_is_terminal = false;
+  bool err_is_terminal = false;
+  unsigned columns = 80;  // of the terminal behind `out`
+  std::function<std::optional<std::string>(const std::string&)> variable = [](const std::string&) { return std::nullopt; };
+  std::function<std::int64_t()> now_ns = [] { return std::int64_t{0}; };  // since the epoch
+  int interrupt_fd = -1;                                                  // readable once the user pressed Ctrl-C; -1 = never
+  PathRoots roots = {};
+  std::string agent_program = "sluiced";   // what `up` and `doctor` start: a path, or a name looked up in PATH
+  std::string systemd_run_dir = "/run/systemd/system";  // exists where systemd runs (sd_booted(3))
+};
+
+// `words`: without the program's name. Returns the exit status: 0 ok, 1 failed, 2 usage, 3 degraded, 4 conflict.
+int run(const std::vector<std::string>& words, Environment& environment);
+
+}  // namespace sluice::cli
