@@ -1,17 +1,54 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a CCA on the SDK shares with the agent: identity, counters, and the logger's record.
+ * What a CCA on the SDK shares with the agent: identity, parameters, learned state, counters, and the logger's record.
  *
- * Parameters: a bundle's object has an array map `sl_params` whose value is a struct of the bundle's own, one __u64 member per
- * parameter of bundle.yaml (found by name through BTF). Entry 0 is the global set; the agent never changes an entry that
- * sockets use: a new value is a new entry and a new generation.
+ * Identity. The kernel name, `<name>.<version>` cut to 15 characters, is chosen by the agent before load and written twice: into
+ * the initial value of the object's one struct_ops map, and into `sl_self_name` (.rodata), by which the program knows itself.
+ * An empty sl_self_name is legal (a CCA loaded by hand): such a CCA never switches itself.
+ *
+ * Parameters. The object has an array map `sl_params` of SL_PARAM_SETS entries. Its value is a struct of the bundle's own:
+ * first `sl_present`, then one __u64 member per live parameter of bundle.yaml, found by name through BTF. The agent writes
+ * sl_present = 1 with an entry; an entry without it was never written, and the program uses its built-in defaults (counted).
+ * Entry 0 is the global set. The agent never changes an entry that sockets use: a new value is a new entry and a new generation.
+ * A parameter with `when: load` is a `const volatile __u64` of the parameter's name in .rodata instead.
  */
 #ifndef SLUICE_ABI_CCA_H
 #define SLUICE_ABI_CCA_H
 
 #include "types.h"
+#include "policy.h"
 
 #define SL_PARAM_SETS 256
+
+/* Names by which the agent finds things in a CCA's object. */
+#define SL_NAME_SELF "sl_self_name"		/* .rodata, char[SL_CCA_NAME_LEN] */
+#define SL_NAME_PARAMS "sl_params"		/* array map */
+#define SL_NAME_PARAM_PRESENT "sl_present"	/* first member of its value */
+#define SL_NAME_COUNTERS "sl_cca_counters"	/* per-CPU array map of __u64 */
+
+/* ca_priv of struct inet_connection_sock: all the private state a CCA has beside sl_sock. */
+#define SL_CA_PRIV_BYTES 104
+
+/*
+ * Learned state: the words of sl_sock.state when sl_sock.state_tag is SL_STATE_LEARNED. Written by the .release of a CCA on the
+ * SDK, taken and cleared by the .init of the next one. The first part every CCA understands; `own` only the CCA that finds its
+ * own own_tag there. 0 means "not known" in every field. cwnd and ssthresh are the socket's and need no hand-over.
+ */
+#define SL_STATE_LEARNED 1
+#define SL_STATE_AGE_MAX_MS 10000	/* older state is refused: a native CCA ran in between */
+struct sl_learned {
+	__u32 rtt_min_us;	/* smallest RTT seen, the propagation delay as far as known */
+	__u32 w_max_segments;	/* cwnd at the last congestion event, before the reduction */
+	__u32 ecn_alpha_1024;	/* EWMA of the marked fraction, 1024 = every segment */
+	__u32 ecn_rounds;	/* RTTs that alpha was learned from; 0 = alpha says nothing */
+	__u32 own_tag;		/* layout of own; 0 = empty */
+	__u32 flags;		/* enum sl_learned_flags */
+	__u64 own[3];
+};
+SL_ASSERT_SIZE(struct sl_learned, 8 * SL_STATE_WORDS);
+enum sl_learned_flags {
+	SL_LEARNED_SLOW_START = 1 << 0,	/* it left in its first slow start: an infinite ssthresh is meant */
+};
 
 /* Index into a CCA's sl_cca_counters (per-CPU array of u64). A CCA's own counters start at SL_CCA_COUNTER_OWN. */
 enum sl_cca_counter {
@@ -19,13 +56,16 @@ enum sl_cca_counter {
 	SL_CCA_RELEASE,
 	SL_CCA_STATE_ADOPTED,		/* learned state was taken over from the CCA before */
 	SL_CCA_STATE_REFUSED,		/* it was there, but of another layout or too old */
-	SL_CCA_NO_STORAGE,		/* no sl_sock: global parameters used */
+	SL_CCA_NO_STORAGE,		/* no sl_sock: global parameters used, nothing handed over */
 	SL_CCA_NO_PARAMS,		/* parameter set missing: built-in defaults used */
 	SL_CCA_SELF_MOVED,		/* sockets that left by their own switch */
-	SL_CCA_SELF_FAILED,
+	SL_CCA_SELF_FAILED,		/* the switch was refused; the socket stays, the iterator will find it */
 	SL_CCA_RTT,			/* per-RTT points passed */
 	SL_CCA_LOG,			/* per-RTT records offered to the logger */
-	SL_CCA_SCHEMA_MISMATCH,
+	SL_CCA_SCHEMA_MISMATCH,		/* sl_sock has another version: treated as absent */
+	SL_CCA_RESCOPED,		/* a new generation chose the same CCA: place and parameters refreshed */
+	SL_CCA_ECN_FALLBACK,		/* the new generation's CCA needs ECN, the connection has none: fallback taken */
+	SL_CCA_NO_VERDICT,		/* a new generation had no rule for the socket, or changed underway; asked again next RTT */
 	SL_CCA_COUNTER_OWN = 16,
 	SL_CCA_COUNTER_COUNT = 32,
 };
@@ -48,10 +88,10 @@ struct sl_log_record {
 };
 SL_ASSERT_SIZE(struct sl_log_record, 72);
 enum sl_log_flags {
-	SL_LOG_LOSS = 1 << 0,
-	SL_LOG_ECE_ACK = 1 << 1,
-	SL_LOG_TX_START = 1 << 2,
-	SL_LOG_SSTHRESH = 1 << 3,
+	SL_LOG_LOSS = 1 << 0,		/* a segment was marked lost in this RTT */
+	SL_LOG_ECE_ACK = 1 << 1,	/* a segment delivered in this RTT was reported as marked */
+	SL_LOG_TX_START = 1 << 2,	/* the RTT began with nothing in flight */
+	SL_LOG_SSTHRESH = 1 << 3,	/* the hook ssthresh ran in this RTT */
 };
 
 #endif
