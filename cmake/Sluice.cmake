@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#
 # Build rules of the house: layered libraries, BPF objects, tests.
 #
 #   sluice_library(NAME FLOOR n [DEPS ...] [LINK ...])   src/NAME/*.cpp -> target sluice_NAME

@@ -71,7 +71,8 @@ class Tree:
         return path.endswith((*CPP, ".c")) and not self.is_bpf(path)
 
     def is_bpf(self, path):
-        return path.startswith("bpf/") or path.endswith((".bpf.c", ".bpf.h"))
+        # *_abi.h: what a BPF program of the tests shares with its user
+        return path.startswith("bpf/") or path.endswith((".bpf.c", ".bpf.h", "_abi.h"))
 
     def interpreter(self, path):
         """The program of a #! line, such as "bash"; "" without one."""

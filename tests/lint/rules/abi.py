@@ -10,8 +10,8 @@ FOLDER = "bpf/include/sluice/abi/"
 DEFINITION = re.compile(r"^\s*(?:typedef\s+)?(struct|union|enum)\s+(?:class\s+)?(sl_\w+)\s*(?::[^;{]*)?(?:\{|$)")
 PYTHON = re.compile(r"^\s*class\s+(sl_\w+)\s*\(")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)')
-ALLOWED = re.compile(r"^(sluice/abi/\w+\.h|linux/types\.h|stddef\.h)$")
-HEADER = "#include <sluice/abi/types.h>\nstruct sl_key {\n\t__u32 a;\n};\n"
+ALLOWED = re.compile(r"^((sluice/abi/)?\w+\.h|linux/types\.h)$")  # each other, and the types themselves
+HEADER = "#include <sluice/abi/types.h>\n#include \"types.h\"\nstruct sl_key {\n\t__u32 a;\n};\n"
 GOOD = {
     FOLDER + "a.h": HEADER,
     "src/a.cpp": "struct sl_key key;\nstruct sl_key *f(struct sl_key *key) {\n}\nenum sl_kind kind = {};\nstruct sl_key keys[] = {\n",

@@ -27,14 +27,14 @@ def check(tree):
     if not paths:
         return
     result = run(tree, "--dry-run", "--Werror", paths=paths)
-    found = set()
+    found = {}
     for line in result.stderr.splitlines():
         if match := WARNING.match(line):
-            found.add((match[1], int(match[2])))
+            found.setdefault(match[1], []).append(int(match[2]))
     if result.returncode and not found:
         raise RuntimeError(f"{FORMATTER}: {result.stderr.strip()}")
-    for path, number in sorted(found):
-        yield Finding(path, number, "not formatted; ./dev fmt does it")
+    for path, lines in sorted(found.items()):
+        yield Finding(path, lines[0], f"not formatted in {len(lines)} places; ./dev fmt does it")
 
 
 def fix(tree, paths):
