@@ -47,6 +47,4 @@ Status pack(const std::string& folder, const std::string& archive_path);
 // with the same digest is success, with another one a conflict.
 Result<Bundle> unpack(const std::string& archive_path, const std::string& root);
 
-std::string sha256_hex(std::string_view bytes);
-
 }  // namespace sluice::bundle

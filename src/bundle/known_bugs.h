@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bundle/version.h"
+#include "base/kernel_version.h"
 
 namespace sluice::bundle {
 
@@ -19,11 +19,11 @@ struct KnownBug {
   std::string_view fixed;    // first kernel without it; "" = not fixed so far
   std::string_view symptom;  // what happens
   std::string_view remedy;   // what to do
-  bool affects(const Version& kernel) const;
+  bool affects(const KernelVersion& kernel) const;
 };
 
 std::span<const KnownBug> known_bugs();
 // Those of a running kernel.
-std::vector<const KnownBug*> known_bugs_of(const Version& kernel);
+std::vector<const KnownBug*> known_bugs_of(const KernelVersion& kernel);
 
 }  // namespace sluice::bundle

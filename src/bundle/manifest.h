@@ -6,11 +6,12 @@
 #include <array>
 #include <compare>
 #include <cstdint>
-#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/kernel_version.h"
 #include "base/result.h"
 #include "bundle/version.h"
 #include "bundle/yaml.h"
@@ -82,7 +83,7 @@ struct Manifest {
   std::string summary;
   std::string license;
   std::vector<std::string> objects;  // file names in the bundle's folder
-  Version kernel_min;
+  KernelVersion kernel_min;
   std::vector<std::string> kernel_features;  // names of bpfio's probe table
   std::vector<std::string> hooks;            // tcp_congestion_ops members; program names for other classes
   std::vector<std::string> stages;           // class policy: sockops stages in the order they run

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Versions: of bundles (semantic versioning 2.0.0 without build metadata) and of kernels.
+// Versions of bundles: semantic versioning 2.0.0 without build metadata. (Kernels': base/kernel_version.h.)
 #pragma once
 
 #include <compare>
@@ -25,8 +25,6 @@ struct Version {
 };
 
 Result<Version> parse_version(std::string_view text);  // MAJOR.MINOR.PATCH[-PRE]
-// "6.12", "6.12.4", or what uname says ("6.12.4-amd64"): digits after the third number are ignored.
-Result<Version> parse_kernel_version(std::string_view text);
 
 // A range of versions: comparators separated by blanks, all of which must hold; "" and "*" hold for every version.
 //   "1.2.0"  ">=1.0.0 <2.0.0"
