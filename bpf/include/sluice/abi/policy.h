@@ -108,6 +108,12 @@ struct sl_generation {
 };
 SL_ASSERT_SIZE(struct sl_generation, 32);
 
+/*
+ * How the agent replaces a slot's generation: (1) sl_generations[slot].generation = 0, (2) the inner maps, (3) the whole entry
+ * with the new number, (4) sl_config. Readers compare the number before and after their look-ups; each map-in-map update waits
+ * for the readers of the table that it replaces.
+ */
+
 /* Value of sl_config (array of 1, BPF_F_MMAPABLE). */
 struct sl_config {
 	__u64 generation;	/* 0 = no policy: every program leaves sockets alone. Stored with one aligned store */
@@ -128,7 +134,7 @@ enum sl_sock_flags {
 	SL_SOCK_LPM_FALLBACK = 1 << 3,	/* the resolver had left nothing; a CCA or the iterator looked the place up itself */
 };
 enum sl_origin {
-	SL_ORIGIN_NONE = 0,
+	SL_ORIGIN_NONE = 0,		/* place and service are known, nothing is decided yet */
 	SL_ORIGIN_CONNECT = 1,		/* sockops TCP_CONNECT_CB */
 	SL_ORIGIN_ESTABLISHED = 2,	/* sockops ACTIVE/PASSIVE_ESTABLISHED_CB */
 	SL_ORIGIN_LISTEN = 3,
@@ -136,7 +142,7 @@ enum sl_origin {
 	SL_ORIGIN_SELF = 5,		/* the CCA switched itself */
 };
 struct sl_sock {
-	__u64 generation;	/* the generation that decided; 0 = undecided */
+	__u64 generation;	/* the generation that place, service and (unless origin is none) the rest come from; 0 = none */
 	__u32 place_id;
 	__u32 service_id;
 	__u32 rule_id;
@@ -151,7 +157,14 @@ struct sl_sock {
 	__u32 state_age_ms;	/* low 32 bits of CLOCK_MONOTONIC in ms when written */
 	__u64 state[SL_STATE_WORDS];
 };
-SL_ASSERT_SIZE(struct sl_sock, 96);
+SL_ASSERT_SIZE(struct sl_sock, 88);
+
+/* Key of sl_cca_ids (hash); its value is the id (__u32) of the struct_ops map registered under this name now. */
+#define SL_CCA_IDS 256
+struct sl_cca_name {
+	char name[SL_CCA_NAME_LEN];	/* TCP_CONGESTION name, NUL padded */
+};
+SL_ASSERT_SIZE(struct sl_cca_name, 16);
 
 /*
  * Value of sl_schemas (array): the contract of each shared map, checked by the loader for every object that uses it and by
@@ -197,6 +210,11 @@ enum sl_policy_counter {
 	SL_POLICY_ITER_FAILED,
 	SL_POLICY_SELF_MOVED,		/* a CCA switched itself (counted by the CCA) */
 	SL_POLICY_SELF_FAILED,
+	SL_POLICY_TORN,			/* the policy was replaced twice during one look-up; left alone */
+	SL_POLICY_CGROUP_DEEP,		/* more than 16 ancestors; the ones above were not asked */
+	SL_POLICY_ECN_NO_FALLBACK,	/* needs ECN, connection has none, and no fallback is named; left alone */
+	SL_POLICY_IW_FAILED,		/* TCP_BPF_IW refused, e.g. data was sent in the SYN */
+	SL_POLICY_NO_STAGE,		/* the dispatcher found no stage in sl_stages; left alone */
 	SL_POLICY_COUNTER_COUNT,
 };
 

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which CCA should a socket run? The one implementation of the selection pipeline, for sockops programs, iterators and CCAs.
+ *
+ *   1. Read the published generation once; its tables are in slot generation % SL_SLOTS.
+ *   2. Place: longest prefix of the remote address in sl_places. A miss is the unknown place, class 0.
+ *   3. Service: the smallest of what the local address (sl_sources), the local port and the cgroup with its ancestors
+ *      (sl_services) say. 0 = none.
+ *   4. Verdict: sl_rules[{service, place class}].
+ *   5. Read the slot's generation again. If it moved, nothing of the above counts: once more from 1, then leave.
+ *
+ * Steps 2 and 3 are skipped for a socket whose sl_sock was filled by this generation: addresses, port and cgroup of a socket
+ * do not change.
+ *
+ * `sk` is a struct sock or what contains one, as a pointer that the verifier knows: in sockops bpf_skc_to_tcp_sock(), in
+ * struct_ops the argument, in iterators bpf_skc_to_tcp_sock(ctx->sk_common).
+ */
+#ifndef SLUICE_BPF_SELECT_H
+#define SLUICE_BPF_SELECT_H
+
+#include "ecn.bpf.h"
+#include "maps.bpf.h"
+
+#define SL_CGROUP_LEVELS 16
+
+enum sl_select_result {
+	SL_SELECT_OK = 0,
+	SL_SELECT_NO_RULE,	/* place and service are valid, verdict is not */
+	SL_SELECT_NO_GENERATION,
+	SL_SELECT_TORN,
+	SL_SELECT_SCHEMA,
+};
+
+struct sl_selection {
+	__u64 generation;
+	const struct sl_verdict *verdict;	/* set with SL_SELECT_OK; valid for this program run */
+	struct sl_place place;
+	__u32 service_id;
+	__u32 pad;
+};
+
+/* What selection looks at. */
+struct sl_endpoints {
+	struct sl_prefix remote;
+	struct sl_prefix local;
+	__u32 local_port;
+	const struct kernfs_node *cgroup;	/* NULL = unknown */
+};
+
+/* The published generation; 0 = none. One load: cheap enough for every ACK. */
+static __always_inline __u64 sl_generation_now(void)
+{
+	__u32 zero = 0;
+	struct sl_config *config = bpf_map_lookup_elem(&sl_config, &zero);
+
+	return config ? READ_ONCE(config->generation) : 0;
+}
+
+/* The entry of generation `generation`; NULL while its slot holds another one. */
+static __always_inline struct sl_generation *sl_generation_entry(__u64 generation)
+{
+	__u32 slot = generation % SL_SLOTS;
+	struct sl_generation *entry = bpf_map_lookup_elem(&sl_generations, &slot);
+
+	return entry && READ_ONCE(entry->generation) == generation ? entry : NULL;
+}
+
+static __always_inline bool sl_schema_is(enum sl_schema which, __u32 version)
+{
+	__u32 key = which;
+	struct sl_schema_entry *entry = bpf_map_lookup_elem(&sl_schemas, &key);
+
+	return entry && entry->version == version;
+}
+
+static __always_inline struct sl_sock *sl_storage(void *sk)
+{
+	return bpf_sk_storage_get(&sl_sock, sk, NULL, 0);
+}
+
+static __always_inline struct sl_sock *sl_storage_create(void *sk)
+{
+	return bpf_sk_storage_get(&sl_sock, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+}
+
+static __always_inline void sl_host_v4(struct sl_prefix *prefix, __be32 addr)
+{
+	__u32 mapped = bpf_htonl(0xffff);
+
+	prefix->prefix_len = 128;
+	__builtin_memset(prefix->addr, 0, 8);
+	__builtin_memcpy(prefix->addr + 8, &mapped, 4);
+	__builtin_memcpy(prefix->addr + 12, &addr, 4);
+}
+
+static __always_inline void sl_host_v6(struct sl_prefix *prefix, __u32 a, __u32 b, __u32 c, __u32 d)
+{
+	prefix->prefix_len = 128;
+	__builtin_memcpy(prefix->addr, &a, 4);
+	__builtin_memcpy(prefix->addr + 4, &b, 4);
+	__builtin_memcpy(prefix->addr + 8, &c, 4);
+	__builtin_memcpy(prefix->addr + 12, &d, 4);
+}
+
+static __always_inline void sl_host_in6(struct sl_prefix *prefix, const struct in6_addr *addr)
+{
+	sl_host_v6(prefix, addr->in6_u.u6_addr32[0], addr->in6_u.u6_addr32[1], addr->in6_u.u6_addr32[2],
+		   addr->in6_u.u6_addr32[3]);
+}
+
+/* Addresses of a full or a request socket, without the cgroup. */
+static __always_inline void sl_addresses(const struct sock_common *skc, struct sl_endpoints *e)
+{
+	if (skc->skc_family == AF_INET6) {
+		sl_host_in6(&e->remote, &skc->skc_v6_daddr);
+		sl_host_in6(&e->local, &skc->skc_v6_rcv_saddr);
+	} else {
+		sl_host_v4(&e->remote, skc->skc_daddr);
+		sl_host_v4(&e->local, skc->skc_rcv_saddr);
+	}
+	e->local_port = skc->skc_num;
+}
+
+static __always_inline const struct kernfs_node *sl_cgroup_of(const struct sock *sk)
+{
+	return sk->sk_cgrp_data.cgroup->kn;
+}
+
+/* kernfs_node.parent became __parent in 6.15. */
+struct kernfs_node___before_6_15 {
+	struct kernfs_node *parent;
+} __attribute__((preserve_access_index));
+
+static __always_inline const struct kernfs_node *sl_cgroup_parent(const struct kernfs_node *node)
+{
+	if (bpf_core_field_exists(node->__parent))
+		return node->__parent;
+	return ((const struct kernfs_node___before_6_15 *)node)->parent;
+}
+
+static __always_inline __u32 sl_earlier(__u32 a, const sl_service_id *b)
+{
+	return b && *b && (!a || *b < a) ? *b : a;
+}
+
+/* Steps 2 and 3. */
+SL_SUBPROG int sl_resolve(const struct sl_endpoints *e, __u32 slot, __u32 flags, struct sl_selection *out)
+{
+	struct sl_service_key key = {};
+	struct sl_place *place;
+	__u32 service = 0;
+	void *table;
+	int i;
+
+	__builtin_memset(&out->place, 0, sizeof(out->place));
+	table = bpf_map_lookup_elem(&sl_places, &slot);
+	if (table) {
+		place = bpf_map_lookup_elem(table, &e->remote);
+		if (place)
+			out->place = *place;
+	}
+
+	if (flags & SL_GEN_SOURCES) {
+		table = bpf_map_lookup_elem(&sl_sources, &slot);
+		if (table)
+			service = sl_earlier(service, bpf_map_lookup_elem(table, &e->local));
+	}
+	if (flags & (SL_GEN_PORTS | SL_GEN_CGROUPS)) {
+		table = bpf_map_lookup_elem(&sl_services, &slot);
+		if (table && (flags & SL_GEN_PORTS)) {
+			key.kind = SL_SERVICE_PORT;
+			key.id = e->local_port;
+			service = sl_earlier(service, bpf_map_lookup_elem(table, &key));
+		}
+		if (table && (flags & SL_GEN_CGROUPS)) {
+			const struct kernfs_node *node = e->cgroup;
+
+			key.kind = SL_SERVICE_CGROUP;
+			for (i = 0; i < SL_CGROUP_LEVELS && node; i++) {
+				key.id = node->id;
+				service = sl_earlier(service, bpf_map_lookup_elem(table, &key));
+				node = sl_cgroup_parent(node);
+			}
+			if (node)
+				sl_count(SL_POLICY_CGROUP_DEEP);
+		}
+	}
+	out->service_id = service;
+	return 0;
+}
+
+/* Steps 1 to 5 for endpoints that the caller has; `scope` as in sl_select(). */
+static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, const struct sl_sock *scope,
+					       struct sl_selection *out)
+{
+	struct sl_rule_key key;
+	struct sl_generation *entry;
+	__u32 slot;
+	void *rules;
+	int attempt;
+
+	out->verdict = NULL;
+	if (!sl_schema_is(SL_SCHEMA_POLICY, SL_SCHEMA_POLICY_VERSION) ||
+	    !sl_schema_is(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION))
+		return SL_SELECT_SCHEMA;
+
+	for (attempt = 0; attempt < 2; attempt++) {
+		out->generation = sl_generation_now();
+		if (!out->generation)
+			return SL_SELECT_NO_GENERATION;
+		entry = sl_generation_entry(out->generation);
+		if (!entry)
+			continue;
+		slot = out->generation % SL_SLOTS;
+
+		if (scope && scope->generation == out->generation) {
+			out->place.place_id = scope->place_id;
+			out->place.place_class = scope->place_class;
+			out->place.locality = scope->locality;
+			out->place.pad = 0;
+			out->service_id = scope->service_id;
+		} else {
+			sl_resolve(e, slot, entry->flags, out);
+		}
+
+		key.service_id = out->service_id;
+		key.place_class = out->place.place_class;
+		rules = bpf_map_lookup_elem(&sl_rules, &slot);
+		out->verdict = rules ? bpf_map_lookup_elem(rules, &key) : NULL;
+
+		sl_read_barrier();
+		if (READ_ONCE(entry->generation) != out->generation)
+			continue;
+		return out->verdict ? SL_SELECT_OK : SL_SELECT_NO_RULE;
+	}
+	return SL_SELECT_TORN;
+}
+
+/* The whole pipeline for a full socket. `scope`: its sl_sock, or NULL. */
+SL_SUBPROG int sl_select(struct sock *sk, const struct sl_sock *scope, struct sl_selection *out)
+{
+	struct sl_endpoints e;
+
+	sl_addresses(&sk->__sk_common, &e);
+	e.cgroup = sl_cgroup_of(sk);
+	return sl_select_endpoints(&e, scope, out);
+}
+
+/* For a request socket (no full socket, no storage): the caller says the addresses and the listener's cgroup. */
+SL_SUBPROG int sl_select_remote(const struct sl_endpoints *e, struct sl_selection *out)
+{
+	return sl_select_endpoints(e, NULL, out);
+}
+
+/* Bumps the counter of a result that leaves the socket alone. */
+static __always_inline void sl_count_result(int result)
+{
+	switch (result) {
+	case SL_SELECT_NO_RULE:
+		sl_count(SL_POLICY_NO_RULE);
+		break;
+	case SL_SELECT_NO_GENERATION:
+		sl_count(SL_POLICY_NO_GENERATION);
+		break;
+	case SL_SELECT_TORN:
+		sl_count(SL_POLICY_TORN);
+		break;
+	case SL_SELECT_SCHEMA:
+		sl_count(SL_POLICY_SCHEMA_MISMATCH);
+		break;
+	}
+}
+
+/* What the verdict means for this connection now. */
+struct sl_choice {
+	const char *cca;	/* SL_CCA_NAME_LEN bytes of the verdict; NULL = needs ECN, has none, no fallback named */
+	__u32 params;
+	__u32 ecn_fallback;	/* 1 = the fallback was taken */
+};
+
+static __always_inline void sl_choose(const struct sl_verdict *verdict, const struct tcp_sock *tp, struct sl_choice *choice)
+{
+	choice->cca = verdict->cca;
+	choice->params = verdict->params;
+	choice->ecn_fallback = 0;
+	/* In SYN_SENT the peer has not answered yet; ACTIVE_ESTABLISHED_CB asks again. */
+	if (!(verdict->flags & SL_VERDICT_NEEDS_ECN) ||
+	    ((const struct sock_common *)tp)->skc_state == BPF_TCP_SYN_SENT || sl_ecn_negotiated(tp))
+		return;
+	choice->cca = verdict->fallback[0] ? verdict->fallback : NULL;
+	choice->params = verdict->fallback_params;
+	choice->ecn_fallback = 1;
+}
+
+/* Writes place and service: what later selections of the same generation need not look up again. */
+static __always_inline void sl_store_scope(struct sl_sock *st, const struct sl_selection *sel)
+{
+	st->place_id = sel->place.place_id;
+	st->place_class = sel->place.place_class;
+	st->locality = sel->place.locality;
+	st->service_id = sel->service_id;
+	st->generation = sel->generation;
+}
+
+/* Writes the decision. */
+static __always_inline void sl_store_choice(struct sl_sock *st, const struct sl_selection *sel,
+					    const struct sl_choice *choice, enum sl_origin origin)
+{
+	sl_store_scope(st, sel);
+	st->rule_id = sel->verdict->rule_id;
+	st->params = choice->params;
+	st->origin = origin;
+	st->flags = (st->flags & SL_SOCK_LOG) | (choice->ecn_fallback ? SL_SOCK_ECN_FALLBACK : 0);
+}
+
+/* Sets a CCA by name (16 bytes). `target`: the context in sockops, the socket elsewhere. 0 or -errno. */
+#define sl_set_cca(target, cca) ((int)bpf_setsockopt((target), SOL_TCP, TCP_CONGESTION, (void *)(cca), SL_CCA_NAME_LEN))
+
+/*
+ * Decides and acts: writes the decision first, because the CCA's .init reads it, and takes it back if the kernel refuses.
+ * `st` may be NULL. 0 or -errno.
+ */
+#define sl_switch(target, st, sel, choice, origin_)						\
+	({											\
+		struct sl_sock sl_old = {};							\
+		int sl_error;									\
+												\
+		if (st) {									\
+			__builtin_memcpy(&sl_old, st, offsetof(struct sl_sock, state_tag));	\
+			sl_store_choice(st, sel, choice, origin_);				\
+		}										\
+		sl_error = sl_set_cca(target, (choice)->cca);					\
+		if (sl_error && (st)) {								\
+			/* what it runs was decided by whoever decided before */		\
+			(st)->generation = sl_old.generation;					\
+			(st)->place_id = sl_old.place_id;					\
+			(st)->service_id = sl_old.service_id;					\
+			(st)->rule_id = sl_old.rule_id;						\
+			(st)->params = sl_old.params;						\
+			(st)->place_class = sl_old.place_class;					\
+			(st)->locality = sl_old.locality;					\
+			(st)->origin = sl_old.origin;						\
+			(st)->flags = sl_old.flags;						\
+		}										\
+		sl_error;									\
+	})
+
+#endif
