@@ -26,7 +26,7 @@ struct NetnsSighting {
 };
 struct NetnsScan {
   std::vector<NetnsSighting>
-      sightings;               // one per inode, sorted by it; the strongest holder: process, mount, thread, descriptor
+      sightings;               // one per inode, sorted by it; the most lasting holder: mount, process, thread, descriptor
   std::size_t unreadable = 0;  // processes that could not be looked into (permission): the list may be short
 };
 // Reads only below `proc_root`. Cost: one readlink per thread, and one per open descriptor if `descriptors`.
@@ -42,7 +42,7 @@ struct NetnsList {
   std::vector<Netns> namespaces;
   std::size_t unreadable = 0;
 };
-// scan_netns(), each opened and checked; those that ended meanwhile are left out.
+// scan_netns(), each opened and checked, in no order; those that ended meanwhile are left out.
 Result<NetnsList> find_netns(const std::string& proc_root = "/proc", bool descriptors = true);
 Result<Netns> open_netns(const std::string& path);  // "/run/netns/blue", "/proc/12/ns/net"
 Result<Netns> current_netns();
