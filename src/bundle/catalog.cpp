@@ -31,12 +31,12 @@ bool exists(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0;
 }
 
-// Folders only, sorted. Not existing = none.
+// Visible folders, sorted (unpack() works in hidden ones). Not existing = none.
 std::vector<std::string> folders(const std::string& path) {
   std::vector<std::string> out;
   std::error_code ignored;
   for (fs::directory_iterator it(path, ignored), end; !ignored && it != end; it.increment(ignored))
-    if (it->is_directory(ignored)) out.push_back(it->path().filename());
+    if (it->is_directory(ignored) && !it->path().filename().string().starts_with('.')) out.push_back(it->path().filename());
   std::sort(out.begin(), out.end());
   return out;
 }

@@ -7,12 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "bundle/known_bugs.h"
 #include "bundle/manifest.h"
 
 namespace sluice::bundle {
-
-enum class Severity { kNote, kWarning, kError };
-std::string_view severity_name(Severity severity);
 
 struct Finding {
   std::string rule;  // "forbidden-helper", ...: stable, listed in docs/reference/bundle.md

@@ -21,6 +21,32 @@
 
 namespace sluice::policy {
 
+// Keys of the document; the schema's test reads them too.
+inline constexpr std::array<std::string_view, 10> kDocumentKeys{"apiVersion", "kind",  "place",        "topology", "bundles",
+                                                                "services",   "rules", "transitional", "sysctls",  "options"};
+inline constexpr std::array<std::string_view, 3> kPlaceKeys{"region", "datacenter", "rack"};
+inline constexpr std::array<std::string_view, 5> kTopologyKeys{"prefix", "region", "datacenter", "rack", "external"};
+inline constexpr std::array<std::string_view, 4> kBundleKeys{"name", "version", "parameters", "overrides"};
+inline constexpr std::array<std::string_view, 2> kOverrideKeys{"match", "parameters"};
+inline constexpr std::array<std::string_view, 4> kServiceKeys{"name", "sources", "cgroups", "ports"};
+inline constexpr std::array<std::string_view, 4> kRuleKeys{"name", "match", "use", "init_cwnd"};
+inline constexpr std::array<std::string_view, 3> kMatchKeys{"locality", "place", "service"};
+inline constexpr std::array<std::string_view, 1> kOptionKeys{"self_migrate"};
+inline constexpr std::array<std::string_view, SL_LOCALITY_COUNT> kLocalityWords{"unknown",      "external", "cross_region",
+                                                                                "intra_region", "intra_dc", "intra_rack"};
+
+// Sysctls a document may set, with their ranges. The agent saves the old value and `down` restores it.
+struct SysctlRange {
+  std::string_view name;
+  std::uint64_t min;
+  std::uint64_t max;
+};
+inline constexpr std::array<SysctlRange, 5> kSysctls{{{"net.ipv4.tcp_ecn", 0, 2},
+                                                      {"net.ipv4.tcp_ecn_fallback", 0, 1},
+                                                      {"net.ipv4.tcp_mtu_probing", 0, 2},
+                                                      {"net.ipv4.tcp_no_metrics_save", 0, 1},
+                                                      {"net.ipv4.tcp_slow_start_after_idle", 0, 1}}};
+
 // A place: region, datacenter, rack; "" = not given, and then nothing follows. All empty = unknown.
 struct Place {
   std::string region;
@@ -154,7 +180,7 @@ using Manifests = std::vector<const bundle::Manifest*>;  // the bundles that can
 // Checks the document against the bundles: existence, versions, parameters, ECN and the transitional CCA.
 Status check(const Document& document, const Manifests& manifests, yaml::Problems* problems = nullptr);
 
-// The transitional CCA: the one named, or the only transitional bundle listed. nullopt = none.
+// The transitional CCA: the one named, or the only transitional bundle listed. nullopt = none, or several and none named.
 std::optional<Target> transitional_of(const Document& document, const Manifests& manifests);
 
 // Native CCAs with TCP_CONG_NEEDS_ECN.
