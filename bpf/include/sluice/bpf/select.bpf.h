@@ -189,31 +189,52 @@ SL_SUBPROG int sl_resolve(const struct sl_endpoints *e, __u32 slot, __u32 flags,
 	return 0;
 }
 
-/* Steps 1 to 5 for endpoints that the caller has; `scope` as in sl_select(). */
-static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, const struct sl_sock *scope,
-					       struct sl_selection *out)
+/* Schemas, then step 1. */
+static __always_inline int sl_begin(struct sl_selection *out, struct sl_generation **entry)
 {
-	struct sl_rule_key key;
-	struct sl_generation *entry;
-	__u32 slot;
-	void *rules;
-	int attempt;
-
+	*entry = NULL;
 	out->verdict = NULL;
 	if (!sl_schema_is(SL_SCHEMA_POLICY, SL_SCHEMA_POLICY_VERSION) ||
 	    !sl_schema_is(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION))
 		return SL_SELECT_SCHEMA;
+	out->generation = sl_generation_now();
+	if (!out->generation)
+		return SL_SELECT_NO_GENERATION;
+	*entry = sl_generation_entry(out->generation);
+	return *entry ? SL_SELECT_OK : SL_SELECT_TORN;
+}
+
+/* Step 5: true if all that was read since sl_begin() is of one generation. */
+static __always_inline bool sl_consistent(const struct sl_selection *sel, const struct sl_generation *entry)
+{
+	sl_read_barrier();
+	return READ_ONCE(entry->generation) == sel->generation;
+}
+
+static __always_inline bool sl_scope_is_current(const struct sl_sock *scope, const struct sl_selection *sel)
+{
+	return scope && scope->generation == sel->generation;
+}
+
+/* Steps 1 to 5. `scope` as in sl_select(); `with_rule` false leaves step 4 out. */
+static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, const struct sl_sock *scope,
+					       struct sl_selection *out, bool with_rule)
+{
+	struct sl_generation *entry;
+	struct sl_rule_key key;
+	__u32 slot;
+	void *rules;
+	int attempt, result = SL_SELECT_TORN;
 
 	for (attempt = 0; attempt < 2; attempt++) {
-		out->generation = sl_generation_now();
-		if (!out->generation)
-			return SL_SELECT_NO_GENERATION;
-		entry = sl_generation_entry(out->generation);
-		if (!entry)
+		result = sl_begin(out, &entry);
+		if (result == SL_SELECT_TORN)
 			continue;
+		if (result != SL_SELECT_OK || !entry)
+			return result;
 		slot = out->generation % SL_SLOTS;
 
-		if (scope && scope->generation == out->generation) {
+		if (sl_scope_is_current(scope, out)) {
 			out->place.place_id = scope->place_id;
 			out->place.place_class = scope->place_class;
 			out->place.locality = scope->locality;
@@ -222,34 +243,48 @@ static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, con
 		} else {
 			sl_resolve(e, slot, entry->flags, out);
 		}
-
-		key.service_id = out->service_id;
-		key.place_class = out->place.place_class;
-		rules = bpf_map_lookup_elem(&sl_rules, &slot);
-		out->verdict = rules ? bpf_map_lookup_elem(rules, &key) : NULL;
-
-		sl_read_barrier();
-		if (READ_ONCE(entry->generation) != out->generation)
-			continue;
-		return out->verdict ? SL_SELECT_OK : SL_SELECT_NO_RULE;
+		if (with_rule) {
+			key.service_id = out->service_id;
+			key.place_class = out->place.place_class;
+			rules = bpf_map_lookup_elem(&sl_rules, &slot);
+			out->verdict = rules ? bpf_map_lookup_elem(rules, &key) : NULL;
+		}
+		if (sl_consistent(out, entry))
+			return with_rule && !out->verdict ? SL_SELECT_NO_RULE : SL_SELECT_OK;
+		out->verdict = NULL;
+		result = SL_SELECT_TORN;
 	}
-	return SL_SELECT_TORN;
+	return result;
 }
 
-/* The whole pipeline for a full socket. `scope`: its sl_sock, or NULL. */
+static __always_inline void sl_endpoints_of(const struct sock *sk, struct sl_endpoints *e)
+{
+	sl_addresses(&sk->__sk_common, e);
+	e->cgroup = sl_cgroup_of(sk);
+}
+
+/* The whole pipeline for a full socket. `scope`: its sl_sock, or NULL. With SL_SELECT_OK, verdict is set. */
 SL_SUBPROG int sl_select(struct sock *sk, const struct sl_sock *scope, struct sl_selection *out)
 {
 	struct sl_endpoints e;
 
-	sl_addresses(&sk->__sk_common, &e);
-	e.cgroup = sl_cgroup_of(sk);
-	return sl_select_endpoints(&e, scope, out);
+	sl_endpoints_of(sk, &e);
+	return sl_select_endpoints(&e, scope, out, true);
+}
+
+/* Place and service only: verdict stays NULL. */
+SL_SUBPROG int sl_select_scope(struct sock *sk, struct sl_selection *out)
+{
+	struct sl_endpoints e;
+
+	sl_endpoints_of(sk, &e);
+	return sl_select_endpoints(&e, NULL, out, false);
 }
 
 /* For a request socket (no full socket, no storage): the caller says the addresses and the listener's cgroup. */
 SL_SUBPROG int sl_select_remote(const struct sl_endpoints *e, struct sl_selection *out)
 {
-	return sl_select_endpoints(e, NULL, out);
+	return sl_select_endpoints(e, NULL, out, true);
 }
 
 /* Bumps the counter of a result that leaves the socket alone. */
@@ -271,17 +306,20 @@ static __always_inline void sl_count_result(int result)
 	}
 }
 
-/* What the verdict means for this connection now. */
+/* What to run, and what to remember of it. */
 struct sl_choice {
-	const char *cca;	/* SL_CCA_NAME_LEN bytes of the verdict; NULL = needs ECN, has none, no fallback named */
+	const char *cca;	/* SL_CCA_NAME_LEN bytes; NULL = needs ECN, has none, and no fallback is named */
 	__u32 params;
+	__u32 rule_id;
 	__u32 ecn_fallback;	/* 1 = the fallback was taken */
 };
 
+/* What the verdict means for this connection now. */
 static __always_inline void sl_choose(const struct sl_verdict *verdict, const struct tcp_sock *tp, struct sl_choice *choice)
 {
 	choice->cca = verdict->cca;
 	choice->params = verdict->params;
+	choice->rule_id = verdict->rule_id;
 	choice->ecn_fallback = 0;
 	/* In SYN_SENT the peer has not answered yet; ACTIVE_ESTABLISHED_CB asks again. */
 	if (!(verdict->flags & SL_VERDICT_NEEDS_ECN) ||
@@ -302,47 +340,44 @@ static __always_inline void sl_store_scope(struct sl_sock *st, const struct sl_s
 	st->generation = sel->generation;
 }
 
-/* Writes the decision. */
+/* Writes the decision. Only the logger's mark outlives it. */
 static __always_inline void sl_store_choice(struct sl_sock *st, const struct sl_selection *sel,
 					    const struct sl_choice *choice, enum sl_origin origin)
 {
 	sl_store_scope(st, sel);
-	st->rule_id = sel->verdict->rule_id;
+	st->rule_id = choice->rule_id;
 	st->params = choice->params;
 	st->origin = origin;
 	st->flags = (st->flags & SL_SOCK_LOG) | (choice->ecn_fallback ? SL_SOCK_ECN_FALLBACK : 0);
 }
 
 /* Sets a CCA by name (16 bytes). `target`: the context in sockops, the socket elsewhere. 0 or -errno. */
-#define sl_set_cca(target, cca) ((int)bpf_setsockopt((target), SOL_TCP, TCP_CONGESTION, (void *)(cca), SL_CCA_NAME_LEN))
+static __always_inline int sl_set_cca(void *target, const char *cca)
+{
+	return bpf_setsockopt(target, SOL_TCP, TCP_CONGESTION, (void *)cca, SL_CCA_NAME_LEN);
+}
+
+/* The part of sl_sock that the pipeline writes. */
+#define SL_DECISION_BYTES __builtin_offsetof(struct sl_sock, state_tag)
 
 /*
- * Decides and acts: writes the decision first, because the CCA's .init reads it, and takes it back if the kernel refuses.
- * `st` may be NULL. 0 or -errno.
+ * Decides and acts: writes the decision first, because the CCA's .init reads it, and takes it back if the kernel refuses: what
+ * the socket runs then was decided by whoever decided before. `st` may be NULL. 0 or -errno.
  */
-#define sl_switch(target, st, sel, choice, origin_)						\
-	({											\
-		struct sl_sock sl_old = {};							\
-		int sl_error;									\
-												\
-		if (st) {									\
-			__builtin_memcpy(&sl_old, st, offsetof(struct sl_sock, state_tag));	\
-			sl_store_choice(st, sel, choice, origin_);				\
-		}										\
-		sl_error = sl_set_cca(target, (choice)->cca);					\
-		if (sl_error && (st)) {								\
-			/* what it runs was decided by whoever decided before */		\
-			(st)->generation = sl_old.generation;					\
-			(st)->place_id = sl_old.place_id;					\
-			(st)->service_id = sl_old.service_id;					\
-			(st)->rule_id = sl_old.rule_id;						\
-			(st)->params = sl_old.params;						\
-			(st)->place_class = sl_old.place_class;					\
-			(st)->locality = sl_old.locality;					\
-			(st)->origin = sl_old.origin;						\
-			(st)->flags = sl_old.flags;						\
-		}										\
-		sl_error;									\
-	})
+static __always_inline int sl_switch(void *target, struct sl_sock *st, const struct sl_selection *sel,
+				     const struct sl_choice *choice, enum sl_origin origin)
+{
+	struct sl_sock old;
+	int error;
+
+	if (st) {
+		__builtin_memcpy(&old, st, SL_DECISION_BYTES);
+		sl_store_choice(st, sel, choice, origin);
+	}
+	error = sl_set_cca(target, choice->cca);
+	if (error && st)
+		__builtin_memcpy(st, &old, SL_DECISION_BYTES);
+	return error;
+}
 
 #endif

@@ -4109,6 +4109,11 @@ typedef signed char __s8;
 
 typedef __u32 __wsum;
 
+enum {
+	false = 0,
+	true = 1,
+};
+
 #ifndef BPF_NO_PRESERVE_ACCESS_INDEX
 #pragma clang attribute pop
 #endif
