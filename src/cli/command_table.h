@@ -5,6 +5,7 @@
 // cannot disagree.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +17,7 @@ namespace sluice::cli {
 class Session;
 
 enum class ValueKind {
-  kFlag,     // no value
+  kFlag,  // no value
   kText,
   kNumber,   // 0 or more
   kSeconds,  // more than 0, fractions allowed
@@ -26,13 +27,14 @@ enum class ValueKind {
 };
 
 struct Option {
-  std::string_view name;       // without dashes
-  char letter = 0;             // 0 = none
+  std::string_view name;  // without dashes
+  char letter = 0;        // 0 = none
   ValueKind kind = ValueKind::kFlag;
-  std::string_view value;      // placeholder, such as FILE; empty for a flag
+  std::string_view value;  // placeholder, such as FILE; empty for a flag
   std::string_view summary;
   std::vector<std::string_view> choices = {};
   std::string_view fallback = {};  // value when absent, for the reader and for Invocation::text
+  std::uint64_t max = UINT32_MAX;  // kNumber
 };
 
 struct Argument {
@@ -40,7 +42,7 @@ struct Argument {
   ValueKind kind = ValueKind::kText;
   std::string_view summary;
   bool required = true;
-  bool many = false;      // takes all remaining words
+  bool many = false;  // takes all remaining words
   std::vector<std::string_view> choices = {};
 };
 
@@ -59,19 +61,19 @@ using Handler = Result<int> (*)(Session&);
 
 struct Command {
   std::string_view name;
-  std::string_view summary;               // one line, no final stop
-  std::string_view description;           // paragraphs, parted by an empty line; lines of a paragraph are refilled
-  Handler handler = nullptr;              // nullptr: only its subcommands can be called
-  double timeout_s = 30;                  // default of --timeout; 0 = unbounded unless --timeout is given
+  std::string_view summary;      // one line, no final stop
+  std::string_view description;  // paragraphs, parted by an empty line; lines of a paragraph are refilled
+  Handler handler = nullptr;     // nullptr: only its subcommands can be called
+  double timeout_s = 30;         // default of --timeout; 0 = unbounded unless --timeout is given
   std::vector<Argument> arguments = {};
   std::vector<Option> options = {};
   std::vector<Example> examples = {};
-  std::vector<ExitStatus> exits = {};     // what 1, 3 and 4 mean here, beyond kExitStatuses
+  std::vector<ExitStatus> exits = {};  // what 1, 3 and 4 mean here, beyond kExitStatuses
   std::vector<Command> subcommands = {};
 };
 
-const Command& root();                               // "sluice"; its options are accepted by every command
-const std::vector<ExitStatus>& exit_statuses();      // of every command
+const Command& root();                           // "sluice"; its options are accepted by every command
+const std::vector<ExitStatus>& exit_statuses();  // of every command
 inline constexpr int kOk = 0, kFailed = 1, kUsage = 2, kDegraded = 3, kConflict = 4;
 
 struct EnvironmentVariable {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// The command line as a function: words in, exit status out. Everything it touches outside the process (streams, terminal, clock,
-// environment, file roots) comes in through Environment, so that tests run it in-process.
+// The command line as a function: words in, exit status out. Everything it touches outside the process (streams, terminal,
+// clock, environment, file roots) comes in through Environment, so that tests run it in-process.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/paths.h"
 
 namespace sluice::cli {
@@ -22,10 +22,11 @@ struct Environment {
   bool err_is_terminal = false;
   unsigned columns = 80;  // of the terminal behind `out`
   std::function<std::optional<std::string>(const std::string&)> variable = [](const std::string&) { return std::nullopt; };
-  std::function<std::int64_t()> now_ns = [] { return std::int64_t{0}; };  // since the epoch
-  int interrupt_fd = -1;                                                  // readable once the user pressed Ctrl-C; -1 = never
+  const Clock* clock = nullptr;  // for ages shown to people; deadlines are kept in real time
+  // Called once there is something to cancel: a descriptor that becomes readable when the user presses Ctrl-C; -1 = never.
+  std::function<int()> interrupts = [] { return -1; };
   PathRoots roots = {};
-  std::string agent_program = "sluiced";   // what `up` and `doctor` start: a path, or a name looked up in PATH
+  std::string agent_program = "sluiced";                // what `up` and `doctor` start: a path, or a name looked up in PATH
   std::string systemd_run_dir = "/run/systemd/system";  // exists where systemd runs (sd_booted(3))
 };
 
