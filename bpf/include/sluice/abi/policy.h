@@ -214,6 +214,8 @@ enum sl_policy_counter {
 	SL_POLICY_CGROUP_DEEP,		/* more than 16 ancestors; the ones above were not asked */
 	SL_POLICY_ECN_NO_FALLBACK,	/* needs ECN, connection has none, and no fallback is named; left alone */
 	SL_POLICY_IW_FAILED,		/* TCP_BPF_IW refused, e.g. data was sent in the SYN */
+	SL_POLICY_ITER_RESCOPED,	/* same CCA, new place, service or parameters */
+	SL_POLICY_USAGE_FULL,		/* sl_usage has no room; the socket is not counted */
 	SL_POLICY_NO_STAGE,		/* the dispatcher found no stage in sl_stages; left alone */
 	SL_POLICY_COUNTER_COUNT,
 };

@@ -18,11 +18,25 @@ enum sl_outcome {
 	SL_OUTCOME_SET_FAILED = 6,	/* error holds the errno, e.g. EPERM: locked by a route's congctl */
 	SL_OUTCOME_NO_STORAGE = 7,	/* moved, but without sk_storage */
 	SL_OUTCOME_FOREIGN = 8,		/* runs a CCA of another owner, and the rule respects it */
+	SL_OUTCOME_NO_POLICY = 9,	/* no generation published, or it was being replaced, or a schema differs */
+	SL_OUTCOME_NO_FALLBACK = 10,	/* the CCA needs ECN, the connection has none, no fallback is named: left alone */
 };
 
-/* Who asked for what: value of sl_iter_args (array of 1), written before an iterator starts. */
+/*
+ * Who asked for what: value of sl_iter_args (array, one entry per iterator program), written before the iterator starts and not
+ * changed until it ends.
+ */
+enum sl_iter_kind {
+	SL_ITER_OBSERVE = 0,
+	SL_ITER_MIGRATE = 1,
+	SL_ITER_COUNT = 2,
+	SL_ITER_STORAGE = 3,
+	SL_ITER_FILES = 4,
+	SL_ITER_KINDS = 5,
+};
 enum sl_iter_flags {
-	SL_ITER_REPORT_ALL = 1 << 0,	/* a record for every socket; else only for those with an outcome the agent must know */
+	SL_ITER_REPORT_ALL = 1 << 0,	/* migrate: a record for every socket; else only for those that are not as they should be */
+	SL_ITER_DRY_RUN = 1 << 1,	/* migrate: outcomes say what would be done; nothing is changed */
 };
 struct sl_iter_args {
 	__u32 flags;		/* enum sl_iter_flags */
@@ -63,7 +77,26 @@ struct sl_report {
 };
 SL_ASSERT_SIZE(struct sl_report, 144);
 
+/*
+ * What sl_iter_files writes: one record per descriptor of a process that is a TCP socket (not a request or time-wait one).
+ * Sockets that no process holds (orphans, in flight in a unix socket, io_uring's own) are not found this way.
+ */
+struct sl_file {
+	__u64 cookie;		/* never 0: equal cookies are one socket held several times */
+	__u64 generation;	/* of its sl_sock; 0 = none */
+	__u32 pid;		/* process (thread group) id in the initial pid namespace */
+	__u32 fd;
+	__u32 netns_ino;
+	__u32 struct_ops_id;	/* 0 = native */
+	char cca[SL_CCA_NAME_LEN];
+	__u16 family;
+	__u8 state;
+	__u8 pad[5];
+};
+SL_ASSERT_SIZE(struct sl_file, 56);
+
 /* Key and value of sl_usage (hash): sockets counted in the kernel, for hosts with too many of them to list. */
+#define SL_USAGE_ENTRIES 65536
 struct sl_usage_key {
 	__u32 netns_ino;
 	__u32 struct_ops_id;	/* 0 = native */

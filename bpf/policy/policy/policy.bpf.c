@@ -1,0 +1,544 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Bundle `policy`: gives every TCP socket the CCA that the published policy wants (sockops), and reads and corrects the sockets
+ * that exist (iterators). What is looked up, and how a policy is replaced, is in sluice/bpf/select.bpf.h and sluice/abi/policy.h.
+ *
+ * Sockops, attached to a cgroup:
+ *
+ *   1. sl_sockops, the dispatcher, leaves alone: other callbacks, MPTCP subflows, everything while no policy is published.
+ *      It answers NEEDS_ECN itself (there is neither a full socket nor storage), and hands the rest to the first stage.
+ *   2. Stages run in the order of sl_stages (= `stages` of bundle.yaml), each tail-calling the next: sl_resolver leaves place
+ *      and service in sl_sock, sl_selector decides. A stage may find nothing of its predecessor and then looks up itself.
+ *   3. Per callback (docs/connection-states.md):
+ *      CONNECT             decide, so that a CCA that needs ECN asks for it in the SYN. ECN is not known yet.
+ *      ACTIVE_ESTABLISHED  decide again: ECN is known (needs it, has none: the fallback), and the policy may have been replaced
+ *                          since CONNECT: then the newer one holds for all of it. Initial window.
+ *      LISTEN              the generation's listener CCA, never one that needs ECN: it would negotiate with everybody.
+ *      NEEDS_ECN           a SYN that offers ECN: does the CCA of this place need it? Then accept.
+ *      PASSIVE_ESTABLISHED decide, with ECN known; the child starts with the listener's CCA and without sl_sock. Initial window.
+ *   4. The CCA is always set by name, even where the name already fits: that is how a connection accepted from an old listener
+ *      gets off a replaced version of the same name. The kernel makes nothing of it if the CCA is the very same.
+ *   5. `reply` is written only to say yes to NEEDS_ECN, callback flags never: other programs on the hook see no difference.
+ *
+ * Iterators: sl_iter_observe, sl_iter_count and sl_iter_migrate walk the TCP sockets of one network namespace with each socket
+ * locked; sl_iter_files reads all that a process holds, in every namespace (storage.bpf.c: all that have our storage).
+ *
+ *   6. A socket is right if its CCA is the struct_ops map that sl_cca_ids gives for the wanted name (no entry: a native CCA of that
+ *      name) and its sl_sock is of the published generation. Names alone cannot tell a replaced version from its successor.
+ *   7. A record that does not fit makes the kernel run the program again for the same socket, so room is tested before anything is
+ *      changed: a socket that was moved is reported as moved.
+ */
+#include "report.bpf.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, SL_USAGE_ENTRIES);
+	__type(key, struct sl_usage_key);
+	__type(value, struct sl_usage);
+} sl_usage SEC(".maps");
+
+/* ---- sockops ------------------------------------------------------------------------------------------------------------ */
+
+int sl_resolver(struct bpf_sock_ops *ctx);
+int sl_selector(struct bpf_sock_ops *ctx);
+
+/* The kernel empties a program array when its last descriptor or pin goes: it has to be pinned like the programs. */
+enum { STAGE_RESOLVER = 0, STAGE_SELECTOR = 1, STAGE_COUNT = 8 };
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, STAGE_COUNT);
+	__uint(key_size, sizeof(__u32));
+	__array(values, int(void *));
+} sl_stages SEC(".maps") = {
+	.values = {
+		[STAGE_RESOLVER] = (void *)&sl_resolver,
+		[STAGE_SELECTOR] = (void *)&sl_selector,
+	},
+};
+
+extern void *bpf_cast_to_kern_ctx(void *obj) __ksym;
+extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
+
+static __always_inline struct tcp_sock *full_tcp_sock(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return sk ? bpf_skc_to_tcp_sock(sk) : NULL;
+}
+
+static __always_inline bool is_mptcp(const struct tcp_sock *tp)
+{
+	return bpf_core_field_exists(tp->is_mptcp) && tp->is_mptcp;
+}
+
+/*
+ * A full socket (a client's SYN) is left to its CCA, which was set at CONNECT and asks for itself. The request socket of a SYN
+ * that offers ECN has addresses; its listener has the cgroup.
+ */
+static __always_inline void answer_needs_ecn(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock_ops_kern *kctx;
+	struct tcp_request_sock *req;
+	struct sl_selection sel = {};
+	struct sl_endpoints e = {};
+	struct sock *listener;
+	int result;
+
+	if (ctx->is_fullsock)
+		return;
+	sl_count(SL_POLICY_NEEDS_ECN);
+	kctx = bpf_cast_to_kern_ctx(ctx);
+	req = bpf_rdonly_cast(kctx->sk, bpf_core_type_id_kernel(struct tcp_request_sock));
+	if (bpf_core_field_exists(req->is_mptcp) && req->is_mptcp) {
+		sl_count(SL_POLICY_MPTCP);
+		return;
+	}
+	sl_addresses(&req->req.req.__req_common, &e);
+	/* a member of a union: BTF alone does not tell that it is a pointer */
+	listener = bpf_rdonly_cast(req->req.req.__req_common.skc_listener, bpf_core_type_id_kernel(struct sock));
+	e.cgroup = listener ? sl_cgroup_of(listener) : NULL;
+	result = sl_select_remote(&e, &sel);
+	if (result != SL_SELECT_OK || !sel.verdict) {
+		sl_count_result(result);
+		return;
+	}
+	if (sel.verdict->flags & SL_VERDICT_NEEDS_ECN) {
+		ctx->reply = 1;
+		sl_count(SL_POLICY_NEEDS_ECN_YES);
+	}
+}
+
+SEC("sockops")
+int sl_sockops(struct bpf_sock_ops *ctx)
+{
+	struct tcp_sock *tp;
+
+	switch (ctx->op) {
+	case BPF_SOCK_OPS_NEEDS_ECN:
+		answer_needs_ecn(ctx);
+		return 1;
+	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+		sl_count(SL_POLICY_CONNECT);
+		break;
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		sl_count(SL_POLICY_ACTIVE);
+		break;
+	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		sl_count(SL_POLICY_PASSIVE);
+		break;
+	case BPF_SOCK_OPS_TCP_LISTEN_CB:
+		sl_count(SL_POLICY_LISTEN);
+		break;
+	default:
+		return 1;
+	}
+	tp = full_tcp_sock(ctx);
+	if (!tp) {
+		sl_count(SL_POLICY_NO_SOCK);
+		return 1;
+	}
+	if (is_mptcp(tp)) {
+		sl_count(SL_POLICY_MPTCP);
+		return 1;
+	}
+	if (!sl_generation_now()) {
+		sl_count(SL_POLICY_NO_GENERATION);
+		return 1;
+	}
+	bpf_tail_call(ctx, &sl_stages, STAGE_RESOLVER);
+	sl_count(SL_POLICY_NO_STAGE);
+	return 1;
+}
+
+SEC("sockops")
+int sl_resolver(struct bpf_sock_ops *ctx)
+{
+	struct sl_selection sel = {};
+	struct tcp_sock *tp;
+	struct sl_sock *st;
+	int result;
+
+	if (ctx->op == BPF_SOCK_OPS_TCP_LISTEN_CB)
+		goto next;
+	tp = full_tcp_sock(ctx);
+	if (!tp)
+		goto next;
+	st = sl_storage(tp);
+	if (st && st->generation == sl_generation_now())
+		goto next;
+	result = sl_select_scope((struct sock *)tp, &sel);
+	if (result != SL_SELECT_OK) {
+		sl_count_result(result);
+		return 1;
+	}
+	if (!st)
+		st = sl_storage_create(tp);
+	if (st) {
+		sl_store_scope(st, &sel);
+		st->origin = SL_ORIGIN_NONE;
+	}
+next:
+	bpf_tail_call(ctx, &sl_stages, STAGE_RESOLVER + 1);
+	return 1;
+}
+
+/* What a listener gets: `cca` is a copy, since the entry may be written anew meanwhile. */
+struct listener_choice {
+	char cca[SL_CCA_NAME_LEN];
+	struct sl_selection sel;
+	struct sl_choice choice;
+};
+
+static __always_inline int choose_listener(struct listener_choice *out)
+{
+	struct sl_generation *entry;
+	int result = sl_begin(&out->sel, &entry);
+
+	if (result != SL_SELECT_OK || !entry)
+		return result;
+	__builtin_memcpy(out->cca, entry->listener_cca, sizeof(out->cca));
+	out->choice.params = entry->listener_params;
+	out->choice.cca = out->cca[0] ? out->cca : NULL;
+	return sl_consistent(&out->sel, entry) ? SL_SELECT_OK : SL_SELECT_TORN;
+}
+
+static __always_inline int switch_listener(void *target, struct sl_sock *st, const struct listener_choice *l,
+					   enum sl_origin origin)
+{
+	int error = sl_switch(target, st, &l->sel, &l->choice, origin);
+
+	if (st && !error)
+		st->flags |= SL_SOCK_LISTENER;
+	return error;
+}
+
+static __always_inline void select_listener(struct bpf_sock_ops *ctx, struct tcp_sock *tp)
+{
+	struct listener_choice l = {};
+	const void *before = tp->inet_conn.icsk_ca_ops;
+	struct sl_sock *st;
+	int result = choose_listener(&l);
+
+	if (result != SL_SELECT_OK) {
+		sl_count_result(result);
+		return;
+	}
+	if (!l.choice.cca) {
+		sl_count(SL_POLICY_NO_RULE);
+		return;
+	}
+	st = sl_storage_create(tp);
+	if (!st)
+		sl_count(SL_POLICY_NO_STORAGE);
+	if (switch_listener(ctx, st, &l, SL_ORIGIN_LISTEN))
+		sl_count(SL_POLICY_SET_FAILED);
+	else
+		sl_count(before == tp->inet_conn.icsk_ca_ops ? SL_POLICY_KEPT : SL_POLICY_SELECTED);
+}
+
+SEC("sockops")
+int sl_selector(struct bpf_sock_ops *ctx)
+{
+	bool lpm_fallback, connecting = ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB;
+	struct sl_selection sel = {};
+	struct sl_choice choice;
+	struct tcp_sock *tp;
+	struct sl_sock *st;
+	const void *before;
+	int result, iw;
+
+	tp = full_tcp_sock(ctx);
+	if (!tp) {
+		sl_count(SL_POLICY_NO_SOCK);
+		goto next;
+	}
+	if (ctx->op == BPF_SOCK_OPS_TCP_LISTEN_CB) {
+		select_listener(ctx, tp);
+		goto next;
+	}
+
+	st = sl_storage(tp);
+	result = sl_select((struct sock *)tp, st, &sel);
+	if (result != SL_SELECT_OK || !sel.verdict) {
+		sl_count_result(result);
+		goto next;
+	}
+	lpm_fallback = !sl_scope_is_current(st, &sel);
+	if (lpm_fallback)
+		sl_count(SL_POLICY_LPM_FALLBACK);
+	if (!st)
+		st = sl_storage_create(tp);
+	if (!st)
+		sl_count(SL_POLICY_NO_STORAGE);
+	/* A rule without an origin: the resolver found an older decision and wrote the new scope over its old one. */
+	else if (st->rule_id && (st->origin == SL_ORIGIN_NONE || lpm_fallback))
+		sl_count(SL_POLICY_RECONCILED);
+
+	sl_choose(sel.verdict, tp, &choice);
+	if (!choice.cca) {
+		sl_count(SL_POLICY_ECN_NO_FALLBACK);
+		goto next;
+	}
+	if (choice.ecn_fallback)
+		sl_count(SL_POLICY_ECN_FALLBACK);
+
+	before = tp->inet_conn.icsk_ca_ops;
+	if (sl_switch(ctx, st, &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
+		sl_count(SL_POLICY_SET_FAILED);
+		goto next;
+	}
+	sl_count(before == tp->inet_conn.icsk_ca_ops ? SL_POLICY_KEPT : SL_POLICY_SELECTED);
+	if (st && lpm_fallback)
+		st->flags |= SL_SOCK_LPM_FALLBACK;
+
+	iw = sel.verdict->init_cwnd_segments;
+	if (iw && !connecting && bpf_setsockopt(ctx, SOL_TCP, TCP_BPF_IW, &iw, sizeof(iw)))
+		sl_count(SL_POLICY_IW_FAILED);
+next:
+	bpf_tail_call(ctx, &sl_stages, STAGE_SELECTOR + 1);
+	return 1;
+}
+
+/* ---- looking ---------------------------------------------------------------------------------------------------------------- */
+
+SEC("iter/tcp")
+int sl_iter_observe(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *skc = ctx->sk_common;
+	struct sl_iter_args args = iter_args(SL_ITER_OBSERVE);
+	struct sl_report r = {};
+	struct tcp_sock *tp;
+
+	if (!skc)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(skc);
+	if (!tp)	/* a request or time-wait socket: it runs no CCA */
+		return 0;
+	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
+		return 0;
+	fill_report(&r, tp, sl_storage(tp));
+	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
+	return 0;
+}
+
+SEC("iter/task_file")
+int sl_iter_files(struct bpf_iter__task_file *ctx)
+{
+	struct sl_iter_args args = iter_args(SL_ITER_FILES);
+	struct task_struct *task = ctx->task;
+	struct file *file = ctx->file;
+	const struct tcp_congestion_ops *ca;
+	struct cca_words name;
+	struct socket *socket;
+	struct tcp_sock *tp;
+	struct sl_file f = {};
+	struct sl_sock *st;
+
+	if (!task || !file)
+		return 0;
+	socket = bpf_sock_from_file(file);
+	if (!socket || !socket->sk)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(socket->sk);
+	if (!tp)
+		return 0;
+	ca = tp->inet_conn.icsk_ca_ops;
+	f.struct_ops_id = struct_ops_id(ca);
+	if (args.only_map_id && f.struct_ops_id != args.only_map_id)
+		return 0;
+	st = sl_storage(tp);
+	name = name_of(ca);
+	f.cookie = bpf_get_socket_cookie(tp);
+	f.generation = st ? st->generation : 0;
+	f.pid = task->tgid;
+	f.fd = ctx->fd;
+	f.netns_ino = tp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ns.inum;
+	__builtin_memcpy(f.cca, &name, sizeof(f.cca));
+	f.family = tp->inet_conn.icsk_inet.sk.__sk_common.skc_family;
+	f.state = tp->inet_conn.icsk_inet.sk.__sk_common.skc_state;
+	bpf_seq_write(ctx->meta->seq, &f, sizeof(f));
+	return 0;
+}
+
+SEC("iter/tcp")
+int sl_iter_count(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *skc = ctx->sk_common;
+	struct sl_iter_args args = iter_args(SL_ITER_COUNT);
+	struct sl_usage *usage, none = {};
+	struct sl_usage_key key = {};
+	struct cca_words name;
+	struct tcp_sock *tp;
+	struct sl_sock *st;
+
+	if (!skc)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(skc);
+	if (!tp)
+		return 0;
+	key.struct_ops_id = struct_ops_id(tp->inet_conn.icsk_ca_ops);
+	if (args.only_map_id && key.struct_ops_id != args.only_map_id)
+		return 0;
+	name = name_of(tp->inet_conn.icsk_ca_ops);
+	__builtin_memcpy(key.cca, &name, sizeof(key.cca));
+	key.netns_ino = skc->skc_net.net->ns.inum;
+	key.listener = skc->skc_state == BPF_TCP_LISTEN;
+	st = sl_storage(tp);
+	if (st) {
+		key.locality = st->locality;
+		key.rule_id = st->rule_id;
+		key.current_generation = st->origin != SL_ORIGIN_NONE && st->generation == sl_generation_now();
+	}
+	usage = bpf_map_lookup_elem(&sl_usage, &key);
+	if (!usage) {
+		bpf_map_update_elem(&sl_usage, &key, &none, BPF_NOEXIST);	/* another iterator may have been first */
+		usage = bpf_map_lookup_elem(&sl_usage, &key);
+	}
+	if (!usage) {
+		sl_count(SL_POLICY_USAGE_FULL);
+		return 0;
+	}
+	__sync_fetch_and_add(&usage->sockets, 1);
+	__sync_fetch_and_add(&usage->cwnd_segments_sum, tp->snd_cwnd);
+	__sync_fetch_and_add(&usage->srtt_us_sum, tp->srtt_us >> 3);
+	__sync_fetch_and_add(&usage->retransmits_sum, tp->total_retrans);
+	return 0;
+}
+
+/* ---- migration ------------------------------------------------------------------------------------------------------------- */
+
+/* Is this the CCA that is registered as `wanted` now? */
+static __always_inline bool runs(const struct tcp_congestion_ops *ca, __u32 map_id, const char *wanted)
+{
+	struct cca_words now = name_of(ca), want = words_of(wanted);
+	__u32 *id;
+
+	if (now.word[0] != want.word[0] || now.word[1] != want.word[1])
+		return false;
+	id = bpf_map_lookup_elem(&sl_cca_ids, &want);
+	return map_id == (id ? *id : 0);
+}
+
+/* Does `st` already say what `sel` and `choice` say, apart from the generation's number? */
+static __always_inline bool same_decision(const struct sl_sock *st, const struct sl_selection *sel,
+					  const struct sl_choice *choice)
+{
+	return st->origin != SL_ORIGIN_NONE && st->rule_id == choice->rule_id && st->params == choice->params &&
+	       st->place_id == sel->place.place_id && st->place_class == sel->place.place_class &&
+	       st->locality == sel->place.locality && st->service_id == sel->service_id &&
+	       !!(st->flags & SL_SOCK_ECN_FALLBACK) == choice->ecn_fallback;
+}
+
+/* Makes one locked socket right; returns its enum sl_outcome, and -errno in *error. */
+static __always_inline int migrate_one(struct tcp_sock *tp, struct sl_sock **storage, bool dry_run, __s32 *error)
+{
+	const struct tcp_congestion_ops *before = tp->inet_conn.icsk_ca_ops;
+	bool listener = ((struct sock_common *)tp)->skc_state == BPF_TCP_LISTEN;
+	struct sl_sock *st = *storage;
+	struct listener_choice l = {};
+	struct sl_choice *choice = &l.choice;
+	struct sl_selection *sel = &l.sel;
+	enum sl_origin origin;
+	bool right;
+	int result;
+
+	if (listener) {
+		result = choose_listener(&l);
+	} else {
+		result = sl_select((struct sock *)tp, st, sel);
+		if (result == SL_SELECT_OK && sel->verdict)
+			sl_choose(sel->verdict, tp, choice);
+	}
+	if (result != SL_SELECT_OK) {
+		sl_count_result(result);
+		return result == SL_SELECT_NO_RULE ? SL_OUTCOME_NO_RULE : SL_OUTCOME_NO_POLICY;
+	}
+	if (!choice->cca) {
+		if (listener)	/* "" = leave */
+			return SL_OUTCOME_CURRENT;
+		sl_count(SL_POLICY_ECN_NO_FALLBACK);
+		return SL_OUTCOME_NO_FALLBACK;
+	}
+
+	right = runs(before, struct_ops_id(before), choice->cca);
+	if (right && st && same_decision(st, sel, choice)) {
+		if (!dry_run)
+			st->generation = sel->generation;
+		return SL_OUTCOME_CURRENT;
+	}
+	if (dry_run)
+		return right ? SL_OUTCOME_RESCOPED : SL_OUTCOME_MOVED;
+
+	if (!st)
+		*storage = st = sl_storage_create(tp);
+	if (!st)
+		sl_count(SL_POLICY_NO_STORAGE);
+	origin = right && st && st->origin != SL_ORIGIN_NONE ? st->origin : SL_ORIGIN_ITERATOR;
+	if (right) {
+		if (!st)
+			return SL_OUTCOME_NO_STORAGE;
+		sl_store_choice(st, sel, choice, origin);
+		if (listener)
+			st->flags |= SL_SOCK_LISTENER;
+		return SL_OUTCOME_RESCOPED;
+	}
+	*error = listener ? switch_listener(tp, st, &l, origin) : sl_switch(tp, st, sel, choice, origin);
+	if (*error)
+		return SL_OUTCOME_SET_FAILED;
+	if (before == tp->inet_conn.icsk_ca_ops)	/* sl_cca_ids names a map that is not registered */
+		return SL_OUTCOME_CURRENT;
+	return st ? SL_OUTCOME_MOVED : SL_OUTCOME_NO_STORAGE;
+}
+
+SEC("iter/tcp")
+int sl_iter_migrate(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *skc = ctx->sk_common;
+	struct sl_iter_args args = iter_args(SL_ITER_MIGRATE);
+	struct sl_sock *st = NULL;
+	struct sl_report r = {};
+	struct tcp_sock *tp;
+	int outcome;
+
+	if (!skc)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(skc);
+	if (!tp)
+		return 0;
+	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
+		return 0;
+	if (!has_room(ctx->meta->seq, &r, sizeof(r)))
+		return 0;
+
+	sl_count(SL_POLICY_ITER_SEEN);
+	if (is_mptcp(tp)) {
+		sl_count(SL_POLICY_MPTCP);
+		outcome = SL_OUTCOME_MPTCP;
+	} else {
+		st = sl_storage(tp);
+		outcome = migrate_one(tp, &st, args.flags & SL_ITER_DRY_RUN, &r.error);
+	}
+	switch (outcome) {
+	case SL_OUTCOME_CURRENT:
+		break;
+	case SL_OUTCOME_MOVED:
+		sl_count(SL_POLICY_ITER_MOVED);
+		break;
+	case SL_OUTCOME_RESCOPED:
+		sl_count(SL_POLICY_ITER_RESCOPED);
+		break;
+	default:
+		sl_count(SL_POLICY_ITER_FAILED);
+		goto report;
+	}
+	if (!(args.flags & SL_ITER_REPORT_ALL))
+		return 0;
+report:
+	fill_report(&r, tp, st);
+	r.outcome = outcome;
+	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
+	return 0;
+}
