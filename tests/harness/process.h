@@ -23,7 +23,7 @@ struct SpawnOptions {
   bool pipe_stdin = false;              // write() and close_input(); otherwise /dev/null
   bool pipe_stdout = false;             // read_line(), read_all(); otherwise the test's own stdout
   bool merge_stderr = false;            // stderr goes where stdout goes; otherwise the test's own stderr
-  std::vector<std::string> environment;  // "NAME=value", added to the test's own
+  std::vector<std::string> environment = {};  // "NAME=value", added to the test's own
 };
 
 // Owns a file descriptor.
@@ -70,8 +70,6 @@ class Process {
 
  private:
   Process() = default;
-  static Result<Process> start(const std::function<int()>& body, const SpawnOptions& options,
-                               const std::function<int()>& prepare, int exec_errno_fd);
   Result<bool> fill(std::chrono::steady_clock::time_point deadline);  // false = end of output
   void end();
 

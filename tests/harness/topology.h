@@ -32,15 +32,15 @@
 namespace sluice::test {
 
 struct HostSpec {
-  std::string name;                            // unique in the topology
-  bool forwarding = false;                     // a router
-  bool bridge = false;                         // a switch: its links are ports of one bridge and take no addresses
-  std::map<std::string, std::string> sysctls;  // "net.ipv4.tcp_ecn" -> "1"
+  std::string name;                                 // unique in the topology
+  bool forwarding = false;                          // a router
+  bool bridge = false;                              // a switch: its links are ports of one bridge and take no addresses
+  std::map<std::string, std::string> sysctls = {};  // "net.ipv4.tcp_ecn" -> "1"
 };
 
 struct LinkEnd {
   std::string host;
-  std::vector<std::string> addresses;  // "10.1.0.1/24", "fd01::1/64"
+  std::vector<std::string> addresses = {};  // "10.1.0.1/24", "fd01::1/64"
 };
 
 // Interfaces are called eth0, eth1, ... on each host, in the order of links.
@@ -55,13 +55,13 @@ struct RouteSpec {
   std::string host;
   std::string destination;  // prefix or "default"
   std::string via;
-  std::string options;  // more words for ip-route, such as "congctl reno"
+  std::string options = {};  // more words for ip-route, such as "congctl reno"
 };
 
 struct TopologySpec {
-  std::vector<HostSpec> hosts;
-  std::vector<LinkSpec> links;
-  std::vector<RouteSpec> routes;
+  std::vector<HostSpec> hosts = {};
+  std::vector<LinkSpec> links = {};
+  std::vector<RouteSpec> routes = {};
   bool bind_names = false;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Runs the `traffic` program (traffic.cpp, `traffic --help`) on hosts of a topology and reads what it recorded.
+// Runs the `traffic` program (traffic_main.cpp, `traffic --help`) on hosts of a topology and reads what it recorded.
 //
 //   auto server = Traffic::server(b, {"--listen", b.address(AF_INET) + ":5000"});      // returns when it listens
 //   auto client = Traffic::client(a, {"--connect", b.address(AF_INET) + ":5000", "--connections", "2000"});

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "harness/bpf_object.h"
+
+#include <bpf/bpf.h>
+#include <bpf/libbpf.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+namespace sluice::test {
+namespace {
+
+// libbpf's warnings of this thread, shown only with an error.
+thread_local std::string said;
+
+int remember(libbpf_print_level level, const char* format, va_list arguments) {
+  if (level == LIBBPF_DEBUG) return 0;
+  char line[4096];
+  int length = std::vsnprintf(line, sizeof(line), format, arguments);
+  said += line;
+  return length;
+}
+
+// What libbpf says meanwhile goes with the error; it answers a negative errno.
+template <class Call>
+Status quietly(Call call, const std::string& doing) {
+  auto before = libbpf_set_print(remember);
+  said.clear();
+  int err = -call();
+  libbpf_set_print(before);
+  if (err == 0) return {};
+  Error error = fail_errno(err, "cannot {}", doing).value();
+  error.detail = std::move(said);
+  return fail(std::move(error));
+}
+
+}  // namespace
+
+Result<BpfObject> BpfObject::open(const std::string& file) {
+  std::string path = std::string(TEST_HARNESS_OBJECTS) + "/" + file;
+  BpfObject object;
+  auto open_file = [&] {
+    object.object_ = bpf_object__open_file(path.c_str(), nullptr);
+    return object.object_ == nullptr ? -errno : 0;
+  };
+  SLUICE_CHECK(quietly(open_file, "open BPF object " + path));
+  return object;
+}
+
+Status BpfObject::load() {
+  return quietly([this] { return bpf_object__load(object_); }, fmt::format("load BPF object {}", bpf_object__name(object_)));
+}
+
+BpfObject::BpfObject(BpfObject&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+
+BpfObject& BpfObject::operator=(BpfObject&& other) noexcept {
+  std::swap(object_, other.object_);
+  return *this;
+}
+
+BpfObject::~BpfObject() { bpf_object__close(object_); }
+
+Result<int> BpfObject::program(const std::string& name) const {
+  bpf_program* program = bpf_object__find_program_by_name(object_, name.c_str());
+  if (program == nullptr) return fail(Code::kNotFound, "no BPF program {} in {}", name, bpf_object__name(object_));
+  return bpf_program__fd(program);
+}
+
+Result<bpf_map*> BpfObject::map(const std::string& name) const {
+  bpf_map* found = bpf_object__find_map_by_name(object_, name.c_str());
+  if (found == nullptr) return fail(Code::kNotFound, "no BPF map {} in {}", name, bpf_object__name(object_));
+  return found;
+}
+
+Result<void*> BpfObject::memory(const std::string& section, std::size_t size) const {
+  SLUICE_TRY(found, map(section));
+  std::size_t mapped = 0;
+  void* start = bpf_map__initial_value(found, &mapped);
+  if (start == nullptr || mapped < size)
+    return fail(Code::kInternal, "section {} has {} mapped bytes, {} expected", section, mapped, size);
+  return start;
+}
+
+Status BpfObject::clear_array(const std::string& name) const {
+  SLUICE_TRY(found, map(name));
+  std::vector<std::uint8_t> zero(bpf_map__value_size(found));
+  for (std::uint32_t key = 0; key < bpf_map__max_entries(found); key++)
+    if (int err = bpf_map__update_elem(found, &key, sizeof(key), zero.data(), zero.size(), BPF_ANY); err != 0)
+      return fail_errno(-err, "cannot clear entry {} of map {}", key, name);
+  return {};
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// The harness's own BPF objects (built next to it, loaded, found by name). Not the product's bpfio on purpose: a witness does
+// not depend on what it watches.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/result.h"
+
+struct bpf_object;
+struct bpf_map;
+
+namespace sluice::test {
+
+class BpfObject {
+ public:
+  static Result<BpfObject> open(const std::string& file);  // in the harness's object folder
+  Status load();
+  BpfObject() = default;
+  BpfObject(BpfObject&& other) noexcept;
+  BpfObject& operator=(BpfObject&& other) noexcept;
+  ~BpfObject();
+
+  Result<int> program(const std::string& name) const;  // descriptor, owned by the object
+  Result<bpf_map*> map(const std::string& name) const;
+  Result<void*> memory(const std::string& section, std::size_t size) const;  // a data section's mapped memory
+  Status clear_array(const std::string& map) const;                         // sets every entry to zero
+  bpf_object* get() const { return object_; }
+
+ private:
+  bpf_object* object_ = nullptr;
+};
+
+}  // namespace sluice::test
