@@ -71,6 +71,7 @@ class Builder : public YAML::EventHandler {
     throw Refused{to_mark(mark), "an alias (*) is not allowed here", "write the value out"};
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
+    if (value.find('\0') != std::string::npos) throw Refused{to_mark(mark), "the text holds a NUL character", "remove it"};
     Node node;
     node.quoted = tag == "!";
     bool null = !node.quoted && (value.empty() || value == "~" || value == "null");

@@ -36,6 +36,7 @@ class MatchTable {
   std::size_t size() const { return matches_.size(); }
   Bits by_scope(const Scope& scope) const;
   const Bits& by_service(std::uint32_t service) const { return by_service_.at(service); }
+  static bool test(const Bits& bits, std::size_t index) { return (bits[index / 64] >> index % 64 & 1) != 0; }
   static std::optional<std::size_t> first(const Bits& scope, const Bits& service);
   std::optional<std::size_t> first(const Scope& scope, std::uint32_t service) const {
     return first(by_scope(scope), by_service(service));
