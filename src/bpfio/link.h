@@ -18,6 +18,7 @@ namespace sluice::bpfio {
 
 enum class CgroupHook { kSockOps, kGetSockOpt, kSetSockOpt };
 std::string_view to_string(CgroupHook hook);
+std::uint32_t attach_type(CgroupHook hook);  // enum bpf_attach_type, as in LinkInfo
 
 // enum bpf_link_type, the part that Sluice makes; other values are possible.
 enum class LinkType : std::uint32_t {

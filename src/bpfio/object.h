@@ -48,7 +48,8 @@ class Object {
   // tcp_congestion_ops.name: at most 15 characters of [A-Za-z0-9_.].
   Status set_struct_ops_name(const std::string& map, std::string_view name);
   Result<std::string> struct_ops_name(const std::string& map) const;
-  // The object's map becomes that one: kConflict if type, sizes, entries or flags differ.
+  // The object's map becomes that one: kConflict if type, sizes or flags differ; its number
+  // of entries holds.
   Status reuse_map(const std::string& map, const MapFd& existing);
   Status set_max_entries(const std::string& map, std::uint32_t max_entries);
   // Left out: the program is not verified, the map not created.
@@ -75,7 +76,7 @@ class Object {
   struct Close {
     void operator()(bpf_object* object) const;
   };
-  Object(bpf_object* object, std::string name, std::shared_ptr<std::string> log);
+  Object(bpf_object* object, std::string name);
   std::unique_ptr<bpf_object, Close> object_;
   std::string name_;
 };

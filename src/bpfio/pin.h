@@ -17,7 +17,8 @@ namespace sluice::bpfio {
 
 class PinRoot {
  public:
-  // The folder is made if it is missing (mode 0700). kUnsupported if it does not lie on a bpffs.
+  // The folder is made if it is missing (mode 0700). kUnsupported if it does not lie on a bpffs, kInvalid if it is
+  // the whole of one.
   static Result<PinRoot> open(const std::string& path);
 
   const std::string& path() const { return path_; }

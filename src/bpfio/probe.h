@@ -76,7 +76,10 @@ const Feature* find_feature(std::string_view name);
 ProbeResult probe(FeatureId id, const ProbeRoots& roots = {});
 std::vector<ProbeResult> probe_all(const ProbeRoots& roots = {});  // in the table's order; about 100 ms
 
-// kUnsupported with feature and min_kernel unless present; unknown counts as missing (kPermission if that was the reason).
+// The rule behind ProbeResult::contradicts_version.
+bool contradicts(const Feature& feature, Presence presence, const KernelVersion& kernel);
+
+// kUnsupported with feature and min_kernel if it is absent; kPermission if that cannot be found out.
 Status require(FeatureId id, const ProbeRoots& roots = {});
 
 std::string_view to_string(Presence presence);

@@ -18,7 +18,7 @@ struct ProgramInfo {
   std::uint32_t id = 0;
   std::uint32_t type = 0;  // enum bpf_prog_type
   std::string type_name;   // "sock_ops", "struct_ops", ...
-  std::string name;        // the whole name if the program has BTF, else the kernel's 15 characters
+  std::string name;        // as the kernel has it: at most 15 characters
   std::string tag;         // 16 hex digits over the instructions; with the id, a program's identity
   std::uint32_t btf_id = 0;
   std::uint32_t xlated_bytes = 0;
