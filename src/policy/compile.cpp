@@ -44,6 +44,11 @@ bool encloses_ipv4_by_notation(const Prefix& prefix) {
   return !prefix.ipv4() && prefix.length < 96 && cut.network().addr == prefix.addr;
 }
 
+bool is_below(std::string_view path, std::string_view ancestor) {
+  if (ancestor == "/") return true;
+  return path.starts_with(ancestor) && (path.size() == ancestor.size() || path[ancestor.size()] == '/');
+}
+
 class Compiler {
  public:
   Compiler(const Document& document, const CompileInput& input)
@@ -214,7 +219,6 @@ class Compiler {
       ipv4_default |= entry.prefix == all_ipv4();
     }
     if (ipv4_enclosed && !ipv4_default) out_.places.emplace_back(to_key(all_ipv4()), place_value(0));
-    // The external locality has a verdict whether a prefix names it or not: reports and explain() may ask.
     sort_by_key(out_.places);
     out_.place_classes = static_cast<std::uint32_t>(class_scope_.size());
     return {};
@@ -275,8 +279,8 @@ class Compiler {
     std::map<std::uint64_t, sl_service_id> ids;
     for (const auto& [path, own_id] : cgroups) {
       sl_service_id least = own_id;
-      for (const auto& [other, id] : cgroups)
-        if (is_below(path, other)) least = std::min(least, id);
+      for (std::string above = parent(path); !above.empty(); above = parent(above))
+        if (auto it = cgroups.find(above); it != cgroups.end()) least = std::min(least, it->second);
       auto found = input_.cgroups.find(path);
       if (found == input_.cgroups.end()) {
         const Service& service = document_.services[own_id - 1];
@@ -293,13 +297,12 @@ class Compiler {
     if (!ids.empty()) out_.generation.flags |= SL_GEN_CGROUPS;
   }
 
- public:
-  static bool is_below(std::string_view path, std::string_view ancestor) {
-    if (ancestor == "/") return true;
-    return path.starts_with(ancestor) && (path.size() == ancestor.size() || path[ancestor.size()] == '/');
+  // "/a/b" -> "/a" -> "/" -> ""
+  static std::string parent(const std::string& path) {
+    if (path == "/") return "";
+    return path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
   }
 
- private:
   Status verdicts() {
     out_.rule_labels.emplace_back("none");
     for (std::size_t i = 0; i < document_.rules.size(); ++i) out_.rule_labels.push_back(document_.rules[i].label(i));
@@ -377,32 +380,27 @@ class Compiler {
   Result<std::map<std::size_t, std::uint32_t>> allocate(std::size_t index, const std::set<std::size_t>& used) {
     CompiledBundle& bundle = out_.bundles[index];
     std::map<std::uint32_t, ParamValues>& taken = out_.params[bundle.ref];
+    const std::map<std::uint32_t, ParamValues> kept = taken;
     // Entry 0 is what a socket without storage reads: it holds the global values unless old ones are still in use there.
-    if (taken.count(0) == 0) {
-      taken[0] = live_values(index, kNone);
-      bundle.params[0] = taken[0];
-    }
+    if (kept.count(0) == 0) bundle.params[0] = taken[0] = live_values(index, kNone);
     auto entry = [&](std::size_t override_index) -> Result<std::uint32_t> {
       ParamValues wanted = live_values(index, override_index);
-      std::uint32_t free = SL_PARAM_SETS;
-      std::uint32_t previous = 0;
-      for (const auto& [number, content] : taken) {
-        if (content == wanted) {
-          bundle.params[number] = content;
-          return number;
-        }
-        if (free == SL_PARAM_SETS && number > previous + 1) free = previous + 1;
-        previous = number;
-      }
-      if (free == SL_PARAM_SETS) free = previous + 1;
+      for (const auto* entries : {&kept, &taken})  // what sockets use already first: their entry need not change
+        for (const auto& [number, content] : *entries)
+          if (content == wanted) {
+            bundle.params[number] = content;
+            return number;
+          }
+      std::uint32_t free = 1;
+      for (const auto& [number, content] : taken)
+        if (number == free) ++free;
       if (free >= SL_PARAM_SETS)
         return fail(
             fail(Code::kExhausted, "bundle {} needs more than {} sets of parameters at once", bundle.ref.text(), SL_PARAM_SETS)
                 .value()
                 .at(document_.where(document_.bundles[index].mark))
                 .fix("wait until connections with older values have ended or migrated, or use fewer overrides"));
-      taken[free] = wanted;
-      bundle.params[free] = std::move(wanted);
+      bundle.params[free] = taken[free] = std::move(wanted);
       return free;
     };
     std::map<std::size_t, std::uint32_t> out;
@@ -493,8 +491,7 @@ Result<Explanation> explain(const Document& document, const Compiled& compiled, 
     for (std::uint16_t port : service.ports)
       if (reason.empty() && query.port == port) reason = fmt::format("local port {}", port);
     for (const std::string& path : service.cgroups)
-      if (reason.empty() && !query.cgroup.empty() && compiled.missing_cgroups.count(path) == 0 &&
-          Compiler::is_below(query.cgroup, path))
+      if (reason.empty() && !query.cgroup.empty() && compiled.missing_cgroups.count(path) == 0 && is_below(query.cgroup, path))
         reason = fmt::format("cgroup {}", path);
     if (reason.empty()) continue;
     out.service_id = static_cast<std::uint32_t>(i + 1);
