@@ -3,8 +3,8 @@
  * The logger's hook in a CCA: one record per RTT for the connections that user space selected.
  *
  * Selection costs the data path one bit test on state it already holds (SL_SOCK_LOG of sl_sock, at hand at the per-RTT point).
- * The record is made by sl_log() in cca.bpf.h and handed to sl_log_emit(). Consumer for now: the counter SL_CCA_LOG; the ring
- * buffer to the agent takes its place without a change to any CCA.
+ * sl_log() in cca.bpf.h makes the record. There is no consumer yet: it is counted (SL_CCA_LOG) and stays in a per-CPU slot, to be
+ * looked at with bpftool. A ring buffer will take the slot's place without a change to any CCA.
  */
 #ifndef SLUICE_BPF_LOGGER_H
 #define SLUICE_BPF_LOGGER_H
@@ -16,6 +16,20 @@
 static __always_inline bool sl_log_wanted(const struct sl_sock *ss)
 {
 	return ss && (ss->flags & SL_SOCK_LOG);
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sl_log_record);
+} sl_log_last SEC(".maps");
+
+static __always_inline struct sl_log_record *sl_log_reserve(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sl_log_last, &zero);
 }
 
 #endif
