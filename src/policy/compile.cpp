@@ -385,7 +385,9 @@ class Compiler {
     if (kept.count(0) == 0) bundle.params[0] = taken[0] = live_values(index, kNone);
     auto entry = [&](std::size_t override_index) -> Result<std::uint32_t> {
       ParamValues wanted = live_values(index, override_index);
-      for (const auto* entries : {&kept, &taken})  // what sockets use already first: their entry need not change
+      for (const std::map<std::uint32_t, ParamValues>* entries :
+           std::initializer_list<const std::map<std::uint32_t, ParamValues>*>{
+               &kept, &taken})  // what sockets use already first: their entry need not change
         for (const auto& [number, content] : *entries)
           if (content == wanted) {
             bundle.params[number] = content;
