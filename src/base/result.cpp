@@ -42,28 +42,37 @@ Code code_from_name(std::string_view name) {
 Code code_from_errno(int err) {
   switch (err) {
     case EPERM:
-    case EACCES: return Code::kPermission;
+    case EACCES:
+      return Code::kPermission;
     case ENOENT:
     case ESRCH:
-    case ENODEV: return Code::kNotFound;
+    case ENODEV:
+      return Code::kNotFound;
     case EEXIST:
     case EBUSY:
-    case EADDRINUSE: return Code::kConflict;
-    case EINVAL: return Code::kInvalid;
+    case EADDRINUSE:
+      return Code::kConflict;
+    case EINVAL:
+      return Code::kInvalid;
     case EOPNOTSUPP:
-    case ENOSYS: return Code::kUnsupported;
+    case ENOSYS:
+      return Code::kUnsupported;
     case ENOSPC:
     case EDQUOT:
     case ENOMEM:
     case EMFILE:
     case ENFILE:
-    case E2BIG: return Code::kExhausted;
+    case E2BIG:
+      return Code::kExhausted;
     case EAGAIN:
     case ECONNREFUSED:
     case ECONNRESET:
-    case EPIPE: return Code::kUnavailable;
-    case ETIMEDOUT: return Code::kTimeout;
-    default: return Code::kInternal;
+    case EPIPE:
+      return Code::kUnavailable;
+    case ETIMEDOUT:
+      return Code::kTimeout;
+    default:
+      return Code::kInternal;
   }
 }
 

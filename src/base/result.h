@@ -37,21 +37,36 @@ enum class Code {
 
 struct Error {
   Code code = Code::kInternal;
-  int sys_errno = 0;      // 0 = none
-  std::string what;       // what failed and why, one sentence, no final stop
-  std::string where;      // file:line:column, map, interface, ...; empty = none
-  std::string remedy;     // what to do; empty = none known
-  std::string feature;    // kUnsupported: the missing feature
-  std::string min_kernel; // kUnsupported: first kernel that has it, such as "6.12"
-  std::string detail;     // long text (a verifier log); shown on request
+  int sys_errno = 0;                 // 0 = none
+  std::string what;                  // what failed and why, one sentence, no final stop
+  std::string where;                 // file:line:column, map, interface, ...; empty = none
+  std::string remedy;                // what to do; empty = none known
+  std::string feature;               // kUnsupported: the missing feature
+  std::string min_kernel;            // kUnsupported: first kernel that has it, such as "6.12"
+  std::string detail;                // long text (a verifier log); shown on request
   std::vector<std::string> context;  // innermost first
   std::vector<Error> also;           // further problems of the same input
 
-  Error& at(std::string place) & { where = std::move(place); return *this; }
-  Error&& at(std::string place) && { where = std::move(place); return std::move(*this); }
-  Error&& fix(std::string text) && { remedy = std::move(text); return std::move(*this); }
-  Error& within(std::string text) & { context.push_back(std::move(text)); return *this; }
-  Error&& within(std::string text) && { context.push_back(std::move(text)); return std::move(*this); }
+  Error& at(std::string place) & {
+    where = std::move(place);
+    return *this;
+  }
+  Error&& at(std::string place) && {
+    where = std::move(place);
+    return std::move(*this);
+  }
+  Error&& fix(std::string text) && {
+    remedy = std::move(text);
+    return std::move(*this);
+  }
+  Error& within(std::string text) & {
+    context.push_back(std::move(text));
+    return *this;
+  }
+  Error&& within(std::string text) && {
+    context.push_back(std::move(text));
+    return std::move(*this);
+  }
 
   // "<where>: <context outermost first>: <what> (<strerror>); <remedy>", one line.
   std::string message() const;
@@ -89,6 +104,13 @@ tl::unexpected<Error> fail_errno(int err, fmt::format_string<Args...> format, Ar
   return tl::unexpected<Error>(std::move(error));
 }
 
+inline Error make_error(Code code, std::string what, std::string remedy = {}) {
+  Error error;
+  error.code = code;
+  error.what = std::move(what);
+  error.remedy = std::move(remedy);
+  return error;
+}
 inline tl::unexpected<Error> fail(Error error) { return tl::unexpected<Error>(std::move(error)); }
 
 // A programmer's error ends the process, in release too.
@@ -96,8 +118,8 @@ inline tl::unexpected<Error> fail(Error error) { return tl::unexpected<Error>(st
 
 }  // namespace sluice
 
-#define SLUICE_ASSERT(condition) \
-  do { \
+#define SLUICE_ASSERT(condition)                                       \
+  do {                                                                 \
     if (!(condition)) ::sluice::panic(#condition, __FILE__, __LINE__); \
   } while (false)
 
@@ -105,13 +127,13 @@ inline tl::unexpected<Error> fail(Error error) { return tl::unexpected<Error>(st
 #define SLUICE_CONCAT(a, b) SLUICE_CONCAT_(a, b)
 
 // SLUICE_TRY(name, expr): name = *expr, or return its error. SLUICE_CHECK(expr): the same for a Status.
-#define SLUICE_TRY(name, ...) \
-  auto SLUICE_CONCAT(result_, __LINE__) = (__VA_ARGS__); \
-  if (!SLUICE_CONCAT(result_, __LINE__)) \
+#define SLUICE_TRY(name, ...)                                                                    \
+  auto SLUICE_CONCAT(result_, __LINE__) = (__VA_ARGS__);                                         \
+  if (!SLUICE_CONCAT(result_, __LINE__))                                                         \
     return tl::unexpected<::sluice::Error>(std::move(SLUICE_CONCAT(result_, __LINE__)).error()); \
   auto name = std::move(*SLUICE_CONCAT(result_, __LINE__))
-#define SLUICE_CHECK(...) \
-  do { \
-    auto status_ = (__VA_ARGS__); \
+#define SLUICE_CHECK(...)                                                             \
+  do {                                                                                \
+    auto status_ = (__VA_ARGS__);                                                     \
     if (!status_) return tl::unexpected<::sluice::Error>(std::move(status_).error()); \
   } while (false)

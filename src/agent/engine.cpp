@@ -1,0 +1,754 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "agent/engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.h"
+#include "bundle/sha256.h"
+
+namespace sluice::agent {
+namespace {
+
+constexpr uint64_t kNsPerMs = 1'000'000;
+
+double ms_since(const Clock& clock, uint64_t start_ns) {
+  return static_cast<double>(clock.monotonic_ns() - start_ns) / kNsPerMs;
+}
+
+void put_name(char (&field)[SL_CCA_NAME_LEN], const std::string& name) {
+  SLUICE_ASSERT(name.size() < SL_CCA_NAME_LEN);
+  std::memset(field, 0, sizeof field);
+  std::memcpy(field, name.data(), name.size());
+}
+
+// The same tables, whatever generation they belong to.
+bool same_tables(const policy::Compiled& a, const policy::Compiled& b) {
+  const auto equal = [](const auto& x, const auto& y) {
+    return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), [](const auto& l, const auto& r) {
+             return std::memcmp(&l.first, &r.first, sizeof l.first) == 0 &&
+                    std::memcmp(&l.second, &r.second, sizeof l.second) == 0;
+           });
+  };
+  sl_generation ga = a.generation, gb = b.generation;
+  ga.generation = gb.generation = 0;
+  return equal(a.places, b.places) && equal(a.sources, b.sources) && equal(a.services, b.services) && equal(a.rules, b.rules) &&
+         std::memcmp(&ga, &gb, sizeof ga) == 0 && a.sysctls == b.sysctls;
+}
+
+// Every locality, one native CCA: the policy under which a host forgets us.
+std::string removal_document(const std::string& native) {
+  return fmt::format(
+      "apiVersion: sluice/v1\n"
+      "kind: Host\n"
+      "place: {{region: none}}\n"
+      "rules:\n"
+      "  - {{name: leave, match: {{}}, use: \"kernel:{}\"}}\n",
+      native);
+}
+
+Error rolled_back_conflict(const std::string& id, const std::string& source) {
+  return make_error(Code::kConflict, fmt::format("{} was rolled back on this host", id),
+                    "name another version, or insist with --clear-rollbacks")
+      .at(source);
+}
+
+}  // namespace
+
+Engine::Engine(Kernel& kernel, Store& store, const Clock& clock, CatalogSource catalog, EngineOptions options)
+    : kernel_(kernel),
+      store_(store),
+      clock_(clock),
+      catalog_(std::move(catalog)),
+      options_(std::move(options)),
+      view_(std::make_shared<View>()) {}
+
+std::shared_ptr<const View> Engine::view() const {
+  const std::lock_guard lock(view_mutex_);
+  return view_;
+}
+
+void Engine::set_view(std::shared_ptr<const View> view) {
+  const std::lock_guard lock(view_mutex_);
+  view_ = std::move(view);
+}
+
+void Engine::set_view(const Prepared& prepared, const Outcome& outcome) {
+  auto view = std::make_shared<View>();
+  view->desired = prepared.transaction.target;
+  view->document = prepared.document;
+  view->compiled = prepared.compiled;
+  view->retained = outcome.retained;
+  view->migration_complete = outcome.migration.complete();
+  set_view(std::move(view));
+}
+
+void Engine::event(std::string kind, std::string severity, std::string message) {
+  if (severity == "error")
+    log_error(message, {{"event", kind}});
+  else if (severity == "warning")
+    log_warning(message, {{"event", kind}});
+  else
+    log_info(message, {{"event", kind}});
+  EventRecord record;
+  record.time_ns = clock_.wall_ns();
+  record.kind = std::move(kind);
+  record.severity = std::move(severity);
+  record.message = std::move(message);
+  // An event that cannot be stored stands in the log; the change it tells of is not undone for it.
+  if (auto status = store_.add_event(record); !status) log_warning("an event could not be stored", status.error());
+}
+
+// ---- deciding
+// ------------------------------------------------------------------------------------------------------------------
+
+Result<policy::Compiled> Engine::compile(const policy::Document& document, const bundle::Catalog& catalog,
+                                         const Desired& desired, uint64_t generation) {
+  policy::CompileInput input;
+  input.manifests = catalog.manifests();
+  input.generation = generation;
+  input.instance = options_.instance;
+  SLUICE_CHECK(policy::check(document, input.manifests));
+  std::vector<std::string> paths;
+  for (const auto& service : document.services) paths.insert(paths.end(), service.cgroups.begin(), service.cgroups.end());
+  SLUICE_TRY(cgroups, kernel_.cgroup_ids(paths));
+  input.cgroups = std::move(cgroups);
+  SLUICE_TRY(allocation, allocation_from_json(desired.allocation));
+  input.in_use = std::move(allocation);
+  for (const auto& id : desired.rolled_back) {
+    SLUICE_TRY(ref, bundle::parse_bundle_ref(id));
+    input.rolled_back.insert(ref);
+  }
+  SLUICE_TRY(compiled, policy::compile(document, input));
+  if (compiled.generation.listener_cca[0] == '\0') {
+    // Without a transitional CCA listeners carry the host's own default, so that no listener holds a CCA we retire.
+    SLUICE_TRY(native, kernel_.default_cca());
+    put_name(compiled.generation.listener_cca, native);
+  }
+  return compiled;
+}
+
+Result<std::vector<CcaSpec>> Engine::specs_for(const policy::Compiled& compiled, const bundle::Catalog& catalog) {
+  std::vector<CcaSpec> specs;
+  for (const auto& item : compiled.bundles) {
+    const bundle::Bundle* found = catalog.find(item.ref.name, item.ref.version);
+    SLUICE_ASSERT(found != nullptr);  // policy::check() looked it up in the same catalog
+    CcaSpec spec;
+    spec.name = item.ref.name;
+    spec.version = item.ref.version.text();
+    spec.kernel_name = item.kernel_name;
+    spec.object = found->object_path();
+    spec.needs_ecn = item.needs_ecn;
+    spec.load_params = item.load_values;
+    std::string content = found->digest;
+    for (const auto& [name, value] : item.load_values) content += fmt::format("\n{}={}", name, value);
+    spec.digest = bundle::sha256_hex(content).substr(0, 16);
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+Result<std::map<std::string, std::string>> Engine::read_sysctls(const policy::Compiled& compiled, const Desired& desired) {
+  std::map<std::string, std::string> values;
+  const auto read = [&](const std::string& name) -> Status {
+    SLUICE_TRY(value, kernel_.read_sysctl(name));
+    values[name] = value;
+    return {};
+  };
+  for (const auto& [name, value] : compiled.sysctls) SLUICE_CHECK(read(name));
+  for (const auto& [name, value] : desired.saved_sysctls) SLUICE_CHECK(read(name));
+  return values;
+}
+
+Result<Engine::Prepared> Engine::prepare(Desired target, const std::string& kind, bool migrate, bool force) {
+  const auto current = view();
+  Prepared prepared;
+  SLUICE_TRY(document, policy::parse_document(target.document, target.source_name));
+  const bundle::Catalog catalog = catalog_();
+  SLUICE_TRY(observed, kernel_.observe());
+  const uint64_t generation = std::max(observed.generation, current->desired.generation) + 1;
+  SLUICE_TRY(compiled, compile(document, catalog, target, generation));
+  SLUICE_TRY(specs, specs_for(compiled, catalog));
+  SLUICE_TRY(available, kernel_.available_ccas());
+  SLUICE_TRY(sysctls, read_sysctls(compiled, target));
+
+  const auto saved = target.saved_sysctls;
+  target.saved_sysctls.clear();
+  for (const auto& [name, value] : compiled.sysctls) {
+    const auto before = saved.find(name);
+    target.saved_sysctls[name] = before != saved.end() ? before->second : sysctls.at(name);
+  }
+  target.generation = generation;
+  target.allocation = allocation_to_json(compiled.params);
+  target.applied_at_ns = clock_.wall_ns();
+
+  const PlanInput input{observed, compiled, specs, available, sysctls, saved, migrate};
+  SLUICE_TRY(steps, plan_policy(input));
+
+  const bool in_force =
+      current->document && observed.policy_current && observed.hooks_attached && observed.debris.empty() &&
+      observed.generation == current->desired.generation && same_tables(current->compiled, compiled) &&
+      current->desired.document == target.document && current->desired.rolled_back == target.rolled_back &&
+      std::ranges::none_of(steps, [](const Step& step) {
+        return step.kind == StepKind::kLoadCca || step.kind == StepKind::kSetSysctl || step.kind == StepKind::kRetireCca;
+      });
+  prepared.changed = force || !in_force;
+  prepared.transaction.kind = kind;
+  prepared.transaction.target = std::move(target);
+  prepared.transaction.steps = std::move(steps);
+  prepared.document = std::move(document);
+  prepared.compiled = std::move(compiled);
+  prepared.specs = std::move(specs);
+  return prepared;
+}
+
+Result<Engine::Prepared> Engine::prepare_removal(const std::string& native) {
+  const auto current = view();
+  Prepared prepared;
+  SLUICE_TRY(document, policy::parse_document(removal_document(native), "(down)"));
+  SLUICE_TRY(observed, kernel_.observe());
+  const uint64_t generation = std::max(observed.generation, current->desired.generation) + 1;
+  SLUICE_TRY(compiled, compile(document, bundle::Catalog{}, Desired{}, generation));
+  put_name(compiled.generation.listener_cca, native);
+  SLUICE_TRY(sysctls, read_sysctls(compiled, current->desired));
+  SLUICE_TRY(available, kernel_.available_ccas());
+  const PlanInput input{observed, compiled, prepared.specs, available, sysctls, current->desired.saved_sysctls, true};
+  SLUICE_TRY(steps, plan_removal(input));
+  prepared.transaction.kind = "down";
+  prepared.transaction.removes_everything = true;
+  prepared.transaction.target.generation = generation;
+  prepared.transaction.target.revision = current->desired.revision;
+  prepared.transaction.steps = std::move(steps);
+  prepared.compiled = std::move(compiled);
+  return prepared;
+}
+
+// ---- doing
+// ---------------------------------------------------------------------------------------------------------------------
+
+Result<Engine::Outcome> Engine::run(Prepared& prepared, uint32_t timeout_ms, const ProgressSink& progress) {
+  Transaction& transaction = prepared.transaction;
+  const auto& steps = transaction.steps;
+  const size_t commit = commit_index(steps);
+  const uint64_t deadline =
+      clock_.monotonic_ns() + uint64_t{timeout_ms != 0 ? timeout_ms : options_.migrate_timeout_ms} * kNsPerMs;
+
+  SLUICE_TRY(id, store_.begin(transaction));
+  transaction.id = id;
+  Outcome outcome;
+  outcome.migration.set_complete(true);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    v1::Progress line;
+    line.set_step(static_cast<uint32_t>(i + 1));
+    line.set_steps(static_cast<uint32_t>(steps.size()));
+    line.set_message(steps[i].describe());
+    progress(line);
+
+    Status status = store_.started(id, i + 1);
+    transaction.started = i + 1;
+    if (status) status = run_step(steps[i], prepared, deadline, outcome);
+    if (status && i == commit) status = verify(prepared);
+    if (status) continue;
+
+    Error error = std::move(status).error().within(steps[i].describe());
+    if (i <= commit && !transaction.removes_everything) {
+      // Not committed, unless publishing itself is in doubt; the kernel knows.
+      const auto observed = kernel_.observe();
+      if (!observed || observed->generation != transaction.target.generation) {
+        undo(transaction);
+        if (auto ended = store_.finish(id, view()->desired); !ended)
+          log_error("the journal could not be closed", ended.error());
+        event(transaction.kind + "-failed", "error", error.message());
+        return fail(std::move(error));
+      }
+    }
+    if (transaction.removes_everything && error.code == Code::kConflict) {
+      // Somebody uses what was to go. The caller puts the policy before back.
+      if (auto ended = store_.finish(id, view()->desired); !ended) log_error("the journal could not be closed", ended.error());
+      return fail(std::move(error));
+    }
+    // Committed: the new policy is in force. The journal stays open, so that settle() ends what is left.
+    event(transaction.kind + "-incomplete", "error", error.message());
+    if (!transaction.removes_everything) set_view(prepared, outcome);
+    return fail(std::move(error));
+  }
+
+  if (outcome.migration.complete() && !transaction.removes_everything) {
+    // No socket uses an older parameter set any more.
+    policy::ParamAllocation in_use;
+    for (const auto& item : prepared.compiled.bundles) in_use[item.ref] = item.params;
+    const bool migrated = std::ranges::any_of(steps, [](const Step& s) { return s.kind == StepKind::kMigrate; });
+    if (migrated) transaction.target.allocation = allocation_to_json(in_use);
+  }
+  SLUICE_CHECK(store_.finish(id, transaction.target));
+  set_view(prepared, outcome);
+  return outcome;
+}
+
+Status Engine::run_step(const Step& step, const Prepared& prepared, uint64_t deadline_ns, Outcome& outcome) {
+  switch (step.kind) {
+    case StepKind::kRemoveDebris:
+      return kernel_.remove_debris();
+    case StepKind::kLoadPolicy:
+      return kernel_.load_policy();
+    case StepKind::kLoadCca: {
+      const auto spec = std::ranges::find(prepared.specs, step.subject, &CcaSpec::id);
+      SLUICE_ASSERT(spec != prepared.specs.end());
+      SLUICE_TRY(map_id, kernel_.load_cca(*spec));
+      log_info("CCA registered", {{"bundle", step.subject}, {"name", spec->kernel_name}, {"map_id", map_id}});
+      return {};
+    }
+    case StepKind::kWriteParams:
+      return kernel_.write_params(step.subject, static_cast<uint32_t>(step.number), step.params);
+    case StepKind::kSetSysctl:
+      SLUICE_CHECK(kernel_.write_sysctl(step.subject, step.value));
+      if (prepared.transaction.removes_everything) outcome.restored.push_back(fmt::format("{} = {}", step.subject, step.value));
+      return {};
+    case StepKind::kWriteGeneration:
+      return kernel_.write_generation(prepared.compiled);
+    case StepKind::kAttachHooks:
+      return kernel_.attach_hooks();
+    case StepKind::kPublish:
+      return kernel_.publish(step.number);
+    case StepKind::kMigrate: {
+      SLUICE_TRY(migration, migrate_until_done(deadline_ns));
+      outcome.migration = std::move(migration);
+      return {};
+    }
+    case StepKind::kRetireCca: {
+      SLUICE_TRY(retained, try_retire(step.subject));
+      if (retained) outcome.retained.push_back(std::move(*retained));
+      return {};
+    }
+    case StepKind::kDetachHooks:
+    case StepKind::kUnloadPolicy:
+      if (!outcome.retained.empty()) {
+        Error error = make_error(Code::kConflict, "something still uses a CCA that would be removed",
+                                 "end these users, then repeat `sluice down`");
+        for (const auto& item : outcome.retained)
+          for (const auto& user : item.users()) error.detail += fmt::format("{}: {}\n", item.cca(), user);
+        return fail(std::move(error));
+      }
+      return step.kind == StepKind::kDetachHooks ? kernel_.detach_hooks() : kernel_.unload_policy();
+  }
+  panic("a step without an action", __FILE__, __LINE__);
+}
+
+Status Engine::verify(const Prepared& prepared) {
+  SLUICE_TRY(observed, kernel_.observe());
+  const auto refuse = [](std::string what) -> Status {
+    return fail(Code::kInternal, "the kernel is not as it was just set: {}", what);
+  };
+  if (observed.generation != prepared.transaction.target.generation)
+    return refuse(
+        fmt::format("generation {} is published, not {}", observed.generation, prepared.transaction.target.generation));
+  if (!observed.hooks_attached && !prepared.transaction.removes_everything)
+    return refuse("the sockops program is not attached");
+  for (const auto& item : prepared.compiled.bundles) {
+    if (item.rolled_back) continue;
+    const LoadedCca* loaded = observed.find(item.ref.text());
+    if (loaded == nullptr || !loaded->registered) return refuse(item.ref.text() + " is not registered");
+  }
+  return {};
+}
+
+Result<v1::MigrateResult> Engine::migrate_until_done(uint64_t deadline_ns) {
+  const uint64_t start = clock_.monotonic_ns();
+  v1::MigrateResult result;
+  MigratePass last;
+  for (int pass = 0; pass < options_.migrate_passes_max; ++pass) {
+    SLUICE_TRY(done, kernel_.migrate(false));
+    result.set_passes(result.passes() + 1);
+    result.set_seen(std::max<uint64_t>(result.seen(), done.seen));
+    result.set_moved(result.moved() + done.moved);
+    result.set_rescoped(result.rescoped() + done.rescoped);
+    result.set_namespaces(std::max(result.namespaces(), done.namespaces));
+    last = std::move(done);
+    // A pass that corrected nothing has seen everything in place but what it cannot move.
+    if (last.moved == 0 && last.rescoped == 0) break;
+    if (clock_.monotonic_ns() >= deadline_ns) break;
+  }
+  result.set_failed(last.failed);
+  result.set_complete(last.left_total == 0);
+  result.set_duration_ms(ms_since(clock_, start));
+
+  SLUICE_TRY(observed, kernel_.observe());
+  const auto current = view();
+  std::map<std::string, v1::Leftover> by_reason;
+  for (const auto& socket : last.left) {
+    const std::string reason = outcome_text(socket);
+    auto& item = by_reason[reason];
+    if (item.sockets() == 0) *item.mutable_example() = to_proto(socket, *current, observed.ccas);
+    item.set_reason(reason);
+    item.set_sockets(item.sockets() + 1);
+  }
+  for (auto& [reason, item] : by_reason) *result.add_left() = std::move(item);
+  return result;
+}
+
+// Retires a CCA when nobody uses it, else says who does.
+Result<std::optional<v1::Retained>> Engine::try_retire(const std::string& id) {
+  SLUICE_TRY(observed, kernel_.observe());
+  const LoadedCca* loaded = observed.find(id);
+  if (loaded == nullptr) {
+    SLUICE_CHECK(kernel_.retire_cca(id));
+    return std::nullopt;
+  }
+  v1::Retained retained;
+  retained.set_cca(id);
+  SLUICE_TRY(others, kernel_.other_users(loaded->kernel_name));
+  for (const auto& user : others) retained.add_users(user.text);
+  SLUICE_TRY(usage, kernel_.usage());
+  uint64_t sockets = 0, listeners = 0;
+  for (const auto& count : usage)
+    if (count.map_id == loaded->map_id) (count.listener ? listeners : sockets) += count.sockets;
+  if (sockets > 0) retained.add_users(fmt::format("{} socket{}", sockets, sockets == 1 ? "" : "s"));
+  if (listeners > 0) retained.add_users(fmt::format("{} listener{}", listeners, listeners == 1 ? "" : "s"));
+  if (retained.users_size() > 0) return retained;
+  SLUICE_CHECK(kernel_.retire_cca(id));
+  event("retired", "info", fmt::format("{} retired: no socket, listener, sysctl or route uses it", id));
+  return std::nullopt;
+}
+
+void Engine::undo(const Transaction& transaction) {
+  for (size_t i = transaction.started; i-- > 0;) {
+    const Step& step = transaction.steps[i];
+    if (auto status = undo_step(step); !status)
+      event("undo-failed", "error", fmt::format("{}: {}", step.describe_inverse(), status.error().message()));
+  }
+}
+
+Status Engine::undo_step(const Step& step) {
+  switch (step.kind) {
+    case StepKind::kSetSysctl:
+      return kernel_.write_sysctl(step.subject, step.before);
+    case StepKind::kLoadPolicy:
+      return step.owned ? kernel_.unload_policy() : Status{};
+    case StepKind::kLoadCca:
+      return step.owned ? kernel_.retire_cca(step.subject) : Status{};
+    case StepKind::kAttachHooks:
+      return step.owned ? kernel_.detach_hooks() : Status{};
+    default:
+      return {};
+  }
+}
+
+// ---- after a crash
+// -------------------------------------------------------------------------------------------------------------
+
+Status Engine::settle() {
+  SLUICE_TRY(open, store_.open_transaction());
+  if (!open) return {};
+  return finish_interrupted(std::move(*open));
+}
+
+Status Engine::recover() {
+  const std::lock_guard lock(change_mutex_);
+  SLUICE_CHECK(settle());
+
+  SLUICE_TRY(desired, store_.desired());
+  if (desired.document.empty()) {
+    auto view = std::make_shared<View>();
+    view->desired = std::move(desired);
+    set_view(std::move(view));
+    return {};
+  }
+  auto fresh = std::make_shared<View>();
+  SLUICE_TRY(document, policy::parse_document(desired.document, desired.source_name));
+  SLUICE_TRY(compiled, compile(document, catalog_(), desired, desired.generation));
+  fresh->desired = desired;
+  fresh->document = std::move(document);
+  fresh->compiled = std::move(compiled);
+  set_view(fresh);
+
+  // Pins do not outlive a reboot: then the policy is put in force anew.
+  SLUICE_TRY(observed, kernel_.observe());
+  if (observed.policy_loaded && observed.generation == desired.generation) return {};
+  event("restored", "warning", "the kernel holds no policy of ours (a reboot?): putting the stored one in force");
+  SLUICE_TRY(prepared, prepare(desired, "restore", true, true));
+  SLUICE_TRY(outcome, run(prepared, 0, [](const v1::Progress&) {}));
+  return {};
+}
+
+Status Engine::finish_interrupted(Transaction transaction) {
+  SLUICE_TRY(observed, kernel_.observe());
+  const bool committed = observed.generation == transaction.target.generation ||
+                         (transaction.removes_everything && !observed.policy_loaded && transaction.started > 0);
+  if (!committed) {
+    undo(transaction);
+    SLUICE_TRY(before, store_.desired());
+    SLUICE_CHECK(store_.finish(transaction.id, before));
+    event("recovered", "warning", fmt::format("an interrupted {} was undone", transaction.kind));
+    return {};
+  }
+
+  // Everything up to the commit point has happened; what follows is safe to repeat.
+  Prepared prepared;
+  Outcome outcome;
+  outcome.migration.set_complete(true);
+  prepared.transaction = transaction;
+  if (!transaction.removes_everything) {
+    SLUICE_TRY(document, policy::parse_document(transaction.target.document, transaction.target.source_name));
+    SLUICE_TRY(compiled, compile(document, catalog_(), transaction.target, transaction.target.generation));
+    prepared.document = std::move(document);
+    prepared.compiled = std::move(compiled);
+    set_view(prepared, outcome);
+  }
+  const uint64_t deadline = clock_.monotonic_ns() + uint64_t{options_.migrate_timeout_ms} * kNsPerMs;
+  for (size_t i = commit_index(transaction.steps) + 1; i < transaction.steps.size(); ++i) {
+    const Step& step = transaction.steps[i];
+    if (step.kind == StepKind::kMigrate && !observed.policy_loaded) continue;  // a removal that had come as far as this
+    SLUICE_CHECK(store_.started(transaction.id, i + 1));
+    const Status status = run_step(step, prepared, deadline, outcome);
+    if (status) continue;
+    if (transaction.removes_everything && status.error().code == Code::kConflict) {
+      // Somebody uses a CCA that was to go: the policy before comes back, nothing is half removed.
+      SLUICE_TRY(before, store_.desired());
+      SLUICE_CHECK(store_.finish(transaction.id, before));
+      event("recovered", "warning", "an interrupted down met users of a CCA and was taken back: " + status.error().message());
+      return {};
+    }
+    return fail(Error(status.error()).within(step.describe()));
+  }
+  SLUICE_CHECK(store_.finish(transaction.id, transaction.target));
+  set_view(prepared, outcome);
+  event("recovered", "warning", fmt::format("an interrupted {} was finished", transaction.kind));
+  return {};
+}
+
+// ---- the commands
+// --------------------------------------------------------------------------------------------------------------
+
+Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const ProgressSink& progress) {
+  const std::lock_guard lock(change_mutex_);
+  SLUICE_CHECK(settle());
+  const uint64_t start = clock_.monotonic_ns();
+  const auto current = view();
+  Desired target = current->desired;
+  target.document = request.document();
+  target.source_name = request.source_name();
+  target.revision = current->desired.revision + 1;
+  if (request.clear_rollbacks()) target.rolled_back.clear();
+  SLUICE_TRY(document, policy::parse_document(request.document(), request.source_name()));
+  std::set<std::string> kept;
+  for (const auto& use : document.bundles) {
+    if (!target.rolled_back.contains(use.ref.text())) continue;
+    // The document in force is allowed to go on naming it; a new one that does is a decision somebody must take.
+    if (request.document() != current->desired.document)
+      return fail(rolled_back_conflict(use.ref.text(), document.where(use.mark)));
+    kept.insert(use.ref.text());
+  }
+  target.rolled_back = kept;
+
+  SLUICE_TRY(prepared, prepare(target, "apply", !request.no_migrate(), false));
+  v1::ApplyResult result;
+  for (const auto& warning : prepared.compiled.warnings) result.add_warnings(warning.message());
+  if (!prepared.changed) {
+    result.set_revision(current->desired.revision);
+    result.set_generation(current->desired.generation);
+    result.set_duration_ms(ms_since(clock_, start));
+    result.mutable_migration()->set_complete(current->migration_complete);
+    return result;
+  }
+  SLUICE_TRY(outcome, run(prepared, request.timeout_ms(), progress));
+  result.set_changed(true);
+  result.set_revision(prepared.transaction.target.revision);
+  result.set_generation(prepared.transaction.target.generation);
+  *result.mutable_migration() = outcome.migration;
+  for (const auto& item : outcome.retained) *result.add_retained() = item;
+  result.set_duration_ms(ms_since(clock_, start));
+  event("applied", "info",
+        fmt::format("revision {} in force as generation {}: {} sockets moved, {} re-scoped", result.revision(),
+                    result.generation(), outcome.migration.moved(), outcome.migration.rescoped()));
+  return result;
+}
+
+Result<v1::DiffReply> Engine::diff(const v1::ApplyRequest& request) {
+  const std::lock_guard lock(change_mutex_);
+  const auto current = view();
+  Desired target = current->desired;
+  target.document = request.document();
+  target.source_name = request.source_name();
+  if (request.clear_rollbacks()) target.rolled_back.clear();
+  SLUICE_TRY(prepared, prepare(target, "apply", !request.no_migrate(), false));
+  v1::DiffReply reply;
+  for (const auto& change : policy::diff(current->document ? &*current->document : nullptr, *prepared.document))
+    reply.add_changes(change.text());
+  if (!prepared.changed) return reply;
+  for (const auto& step : prepared.transaction.steps) {
+    auto* out = reply.add_steps();
+    out->set_kind(std::string(step_kind_name(step.kind)));
+    out->set_what(step.describe());
+    out->set_inverse(step.describe_inverse());
+  }
+  return reply;
+}
+
+Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, const ProgressSink& progress) {
+  const std::lock_guard lock(change_mutex_);
+  SLUICE_CHECK(settle());
+  if (!view()->document)
+    return fail(make_error(Code::kConflict, "no policy is in force", "apply one with `sluice apply FILE`"));
+  v1::Progress line;
+  line.set_step(1);
+  line.set_steps(1);
+  line.set_message("walking the sockets of every network namespace");
+  progress(line);
+  if (request.dry_run()) {
+    const uint64_t start = clock_.monotonic_ns();
+    SLUICE_TRY(pass, kernel_.migrate(true));
+    v1::MigrateResult result;
+    result.set_seen(pass.seen);
+    result.set_moved(pass.moved);
+    result.set_rescoped(pass.rescoped);
+    result.set_namespaces(pass.namespaces);
+    result.set_passes(1);
+    result.set_complete(pass.left_total == 0);
+    result.set_duration_ms(ms_since(clock_, start));
+    return result;
+  }
+  const uint32_t timeout = request.timeout_ms() != 0 ? request.timeout_ms() : options_.migrate_timeout_ms;
+  SLUICE_TRY(result, migrate_until_done(clock_.monotonic_ns() + uint64_t{timeout} * kNsPerMs));
+  auto next = std::make_shared<View>(*view());
+  next->migration_complete = result.complete();
+  set_view(std::move(next));
+  event("migrated", result.complete() ? "info" : "warning",
+        fmt::format("{} sockets seen, {} moved, {} re-scoped in {:.1f} ms", result.seen(), result.moved(), result.rescoped(),
+                    result.duration_ms()));
+  return result;
+}
+
+Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, const ProgressSink& progress) {
+  const std::lock_guard lock(change_mutex_);
+  SLUICE_CHECK(settle());
+  const uint64_t start = clock_.monotonic_ns();
+  const auto current = view();
+  if (!current->document) return fail(make_error(Code::kConflict, "no policy is in force", "nothing can be rolled back"));
+
+  // NAME@VERSION as given; NAME alone and nothing at all mean the newest version that connections can get and that is not
+  // itself the target of rollbacks.
+  std::string target_id;
+  for (const auto& item : current->compiled.bundles) {
+    const std::string id = item.ref.text();
+    if (item.rolled_back) continue;
+    const bool named = request.target().empty() ? item.ref.text() != current->compiled.transitional
+                                                : request.target() == id || request.target() == item.ref.name;
+    if (!named || (request.target().find('@') == std::string::npos && id == current->compiled.transitional)) continue;
+    if (target_id.empty() || *bundle::parse_bundle_ref(target_id) < item.ref) target_id = id;
+  }
+  if (target_id.empty()) {
+    return fail(make_error(Code::kNotFound,
+                           request.target().empty() ? "the policy in force has no version to roll back"
+                                                    : fmt::format("the policy in force does not use '{}'", request.target()),
+                           "`sluice cca list` shows what it uses"));
+  }
+  if (target_id == current->compiled.transitional) {
+    return fail(make_error(Code::kConflict, fmt::format("{} is the transitional CCA, the one that rollbacks end on", target_id),
+                           "apply a document that names another transitional CCA, or `sluice down`"));
+  }
+  if (current->compiled.transitional.empty()) {
+    return fail(make_error(Code::kConflict, "the policy in force has no transitional CCA to roll back to",
+                           "apply a document with `transitional: NAME@VERSION`"));
+  }
+
+  Desired target = current->desired;
+  target.rolled_back.insert(target_id);
+  SLUICE_TRY(prepared, prepare(target, "rollback", true, true));
+  SLUICE_TRY(outcome, run(prepared, request.timeout_ms(), progress));
+  v1::RollbackResult result;
+  result.set_from(target_id);
+  result.set_to(prepared.compiled.transitional);
+  *result.mutable_migration() = outcome.migration;
+  for (const auto& item : outcome.retained) *result.add_retained() = item;
+  SLUICE_TRY(observed, kernel_.observe());
+  result.set_retired(observed.find(target_id) == nullptr);
+  result.set_duration_ms(ms_since(clock_, start));
+  event("rolled-back", "warning",
+        fmt::format("{} rolled back to {}: {} sockets moved in {:.1f} ms", target_id, result.to(), outcome.migration.moved(),
+                    result.duration_ms()));
+  return result;
+}
+
+// A namespace's default or a route that names one of ours: no migration can take it away, so it is found before anything is
+// done.
+Status Engine::check_other_users() {
+  SLUICE_TRY(observed, kernel_.observe());
+  Error error;
+  for (const auto& cca : observed.ccas) {
+    SLUICE_TRY(users, kernel_.other_users(cca.kernel_name));
+    for (const auto& user : users) error.detail += fmt::format("{}: {}\n", cca.kernel_name, user.text);
+  }
+  if (error.detail.empty()) return {};
+  error.code = Code::kConflict;
+  error.what = "something still uses a CCA that would be removed: " + error.detail.substr(0, error.detail.size() - 1);
+  error.remedy = "change these settings, then repeat `sluice down`";
+  return fail(std::move(error));
+}
+
+Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const ProgressSink& progress) {
+  const std::lock_guard lock(change_mutex_);
+  SLUICE_CHECK(settle());
+  const uint64_t start = clock_.monotonic_ns();
+  const auto current = view();
+  SLUICE_TRY(native, request.move_to().empty() ? kernel_.default_cca() : Result<std::string>(request.move_to()));
+  SLUICE_CHECK(check_other_users());
+  SLUICE_TRY(prepared, prepare_removal(native));
+  auto outcome = run(prepared, request.timeout_ms(), progress);
+  if (!outcome) {
+    Error error = std::move(outcome).error();
+    if (error.code == Code::kConflict && current->document) {
+      // Some sockets stayed: the policy before comes back, nothing is half removed.
+      set_view(current);
+      Desired target = current->desired;
+      SLUICE_TRY(back, prepare(target, "restore", true, true));
+      SLUICE_TRY(restored, run(back, request.timeout_ms(), progress));
+      error.within("the policy stays in force");
+    }
+    return fail(std::move(error));
+  }
+  v1::DownResult result;
+  *result.mutable_migration() = outcome->migration;
+  for (const auto& line : outcome->restored) result.add_restored(line);
+  result.set_duration_ms(ms_since(clock_, start));
+  event("down", "info", fmt::format("everything taken back; {} sockets moved to {}", outcome->migration.moved(), native));
+  return result;
+}
+
+Result<bool> Engine::maintain() {
+  const std::lock_guard lock(change_mutex_);
+  SLUICE_CHECK(settle());
+  const auto current = view();
+  if (!current->document) return false;
+
+  SLUICE_TRY(observed, kernel_.observe());
+  std::string reason;
+  if (!observed.hooks_attached)
+    reason = "the sockops program was detached by somebody";
+  else if (!observed.policy_loaded)
+    reason = "pins of the selection pipeline are missing";
+  else if (!current->compiled.missing_cgroups.empty()) {
+    SLUICE_TRY(ids, kernel_.cgroup_ids({current->compiled.missing_cgroups.begin(), current->compiled.missing_cgroups.end()}));
+    if (!ids.empty()) reason = fmt::format("cgroup {} appeared", ids.begin()->first);
+  }
+  if (!reason.empty()) {
+    event("repaired", "warning", reason + ": putting the policy in force again");
+    SLUICE_TRY(prepared, prepare(current->desired, "repair", true, true));
+    SLUICE_TRY(outcome, run(prepared, 0, [](const v1::Progress&) {}));
+    return !outcome.migration.complete() || !outcome.retained.empty();
+  }
+
+  if (current->migration_complete && current->retained.empty()) return false;
+  auto next = std::make_shared<View>(*current);
+  SLUICE_TRY(result, migrate_until_done(clock_.monotonic_ns() + uint64_t{options_.migrate_timeout_ms} * kNsPerMs));
+  next->migration_complete = result.complete();
+  next->retained.clear();
+  for (const auto& item : current->retained) {
+    SLUICE_TRY(still, try_retire(item.cca()));
+    if (still) next->retained.push_back(std::move(*still));
+  }
+  const bool pending = !next->migration_complete || !next->retained.empty();
+  set_view(std::move(next));
+  return pending;
+}
+
+}  // namespace sluice::agent

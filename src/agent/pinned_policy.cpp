@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "agent/pinned_policy.h"
+
+#include <fcntl.h>
+#include <sluice/abi/policy.h>
+#include <sluice/abi/report.h>
+
+#include <algorithm>
+
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "bundle/sha256.h"
+
+namespace sluice::agent {
+namespace {
+
+constexpr std::string_view kDispatcher = "sl_sockops";
+constexpr std::string_view kIterPrefix = "sl_iter_";
+constexpr std::string_view kStorageIterator = "sl_iter_storage";
+constexpr std::string_view kSocketStorage = "sl_sock";
+const std::string kRoot = "policy/";
+const std::string kReady = kRoot + "ready/";
+const std::string kMaps = kRoot + "maps/";
+const std::string kIter = kRoot + "iter/";
+const std::string kPrograms = kRoot + "programs/";
+const std::string kHook = kRoot + "link/sockops";
+
+// The shared maps that carry a contract, with the version this agent was built for.
+struct Schema {
+  sl_schema index;
+  std::string_view name;
+  std::string_view map;
+  uint32_t version;
+};
+constexpr Schema kSchemas[] = {
+    {SL_SCHEMA_POLICY, "sl.policy", "sl_generations", SL_SCHEMA_POLICY_VERSION},
+    {SL_SCHEMA_SOCK, "sl.sock", "sl_sock", SL_SCHEMA_SOCK_VERSION},
+};
+
+sl_cca_name to_key(const std::string& name) {
+  sl_cca_name key{};
+  SLUICE_ASSERT(name.size() < sizeof key.name);
+  std::copy(name.begin(), name.end(), key.name);
+  return key;
+}
+
+// Fills one slot of an outer map with a fresh inner map, and so drops what a generation before held there.
+template <class K, class V>
+Status fill_slot(const bpfio::MapFd& outer, const bpfio::MapSpec& prototype, uint32_t slot,
+                 const std::vector<std::pair<K, V>>& entries) {
+  bpfio::MapSpec spec = prototype;
+  spec.max_entries = std::max<uint32_t>(1, static_cast<uint32_t>(entries.size()));
+  SLUICE_TRY(fd, bpfio::MapFd::create(spec));
+  SLUICE_TRY(inner, (bpfio::Map<K, V>::from(std::move(fd))));
+  std::vector<K> keys;
+  std::vector<V> values;
+  keys.reserve(entries.size());
+  values.reserve(entries.size());
+  for (const auto& [key, value] : entries) {
+    keys.push_back(key);
+    values.push_back(value);
+  }
+  SLUICE_CHECK(inner.update_batch(std::span<const K>(keys), std::span<const V>(values)));
+  return outer.set_inner(slot, inner.raw());
+}
+
+}  // namespace
+
+std::string PinnedPolicy::digest_of(const bundle::Bundle& bundle) { return bundle::sha256_hex(bundle.digest).substr(0, 16); }
+
+Result<std::optional<std::string>> PinnedPolicy::loaded_digest() const {
+  SLUICE_TRY(names, pins_.list());
+  for (const auto& name : names)
+    if (name.starts_with(kReady)) return std::optional<std::string>(name.substr(kReady.size()));
+  return std::nullopt;
+}
+
+Result<bpfio::MapFd> PinnedPolicy::map(const std::string& name) const { return pins_.map(kMaps + name); }
+Result<bpfio::Link> PinnedPolicy::iterator(const std::string& name) const { return pins_.link(kIter + name); }
+
+Result<std::vector<std::string>> PinnedPolicy::map_names() const {
+  SLUICE_TRY(pins, pins_.list());
+  std::vector<std::string> names;
+  for (const auto& pin : pins)
+    if (pin.starts_with(kMaps)) names.push_back(pin.substr(kMaps.size()));
+  return names;
+}
+
+Status PinnedPolicy::load() {
+  const std::string digest = digest_of(bundle_);
+  SLUICE_TRY(present, loaded_digest());
+  if (present == digest) return {};
+  return present ? replace_programs(digest) : load_fresh(digest);
+}
+
+// Loads every object of the bundle over the maps that are pinned, and pins what is new. The first object is the pipeline; the
+// others are helpers that some kernels refuse, and the agent does without.
+Status PinnedPolicy::load_objects() {
+  for (size_t i = 0; i < bundle_.manifest.objects.size(); ++i) {
+    SLUICE_TRY(object, bpfio::Object::open_file(bundle_.object_path(i)));
+    SLUICE_TRY(pinned, map_names());
+    const auto is_pinned = [&](const std::string& name) { return std::ranges::find(pinned, name) != pinned.end(); };
+    for (const auto& name : object.map_names()) {
+      if (!is_pinned(name)) continue;
+      SLUICE_TRY(existing, map(name));
+      SLUICE_CHECK(object.reuse_map(name, existing).map_error([&](Error e) {
+        return std::move(e)
+            .within("map " + name + " of the running pipeline has another layout")
+            .fix("`sluice down`, then apply the policy again");
+      }));
+    }
+    if (auto loaded = object.load({log_dir_}); !loaded) {
+      if (i == 0) return loaded;
+      log_warning("an optional part of the pipeline does not load on this kernel", loaded.error(), {{"object", object.name()}});
+      continue;
+    }
+    for (const auto& name : object.map_names()) {
+      if (is_pinned(name)) continue;
+      SLUICE_TRY(fresh, object.map(name));
+      SLUICE_CHECK(pins_.pin(fresh, kMaps + name));
+    }
+    if (i == 0) SLUICE_CHECK(write_schemas(object));
+    SLUICE_CHECK(take_programs(object));
+  }
+  return {};
+}
+
+Status PinnedPolicy::load_fresh(const std::string& digest) {
+  SLUICE_CHECK(unload());
+  SLUICE_CHECK(load_objects());
+  return mark_ready(digest);
+}
+
+// An agent of another version: the maps, and with them every decision and every socket's storage, stay; the programs change
+// under the hook in one step.
+Status PinnedPolicy::replace_programs(const std::string& digest) {
+  SLUICE_TRY(before, pins_.list());
+  for (const auto& pin : before)
+    if (pin.starts_with(kIter) || pin.starts_with(kPrograms)) SLUICE_CHECK(pins_.unpin(pin));
+  SLUICE_CHECK(load_objects());
+  SLUICE_TRY(attached, attachment());
+  if (attached) {
+    SLUICE_TRY(link, pins_.link(kHook));
+    SLUICE_TRY(dispatcher, pins_.program(kPrograms + std::string(kDispatcher)));
+    SLUICE_CHECK(link.update(dispatcher));
+  }
+  for (const auto& pin : before)
+    if (pin.starts_with(kReady)) SLUICE_CHECK(pins_.unpin(pin));
+  return mark_ready(digest);
+}
+
+Status PinnedPolicy::mark_ready(const std::string& digest) {
+  SLUICE_TRY(config, map("sl_config"));
+  return pins_.pin(config, kReady + digest);
+}
+
+Status PinnedPolicy::take_programs(const bpfio::Object& object) {
+  for (const auto& name : object.program_names()) {
+    SLUICE_TRY(program, object.program(name));
+    if (!name.starts_with(kIterPrefix)) {
+      SLUICE_CHECK(pins_.pin(program, kPrograms + name));
+      continue;
+    }
+    SLUICE_TRY(storage, map(std::string(kSocketStorage)));
+    SLUICE_TRY(link, bpfio::Link::attach_iter(program, name == kStorageIterator ? &storage : nullptr));
+    SLUICE_CHECK(pins_.pin(link, kIter + name));
+  }
+  // The manifest declares the order of the stages; each one calls the next.
+  SLUICE_TRY(stages, map("sl_stages"));
+  const auto names = object.program_names();
+  for (uint32_t i = 0; i < bundle_.manifest.stages.size(); ++i) {
+    if (std::ranges::find(names, bundle_.manifest.stages[i]) == names.end()) continue;
+    SLUICE_TRY(stage, object.program(bundle_.manifest.stages[i]));
+    const int fd = stage.fd();
+    SLUICE_CHECK(stages.update(bpfio::bytes_of(i), bpfio::bytes_of(fd)));
+  }
+  return {};
+}
+
+Status PinnedPolicy::write_schemas(const bpfio::Object& object) {
+  SLUICE_TRY(fd, object.map("sl_schemas"));
+  SLUICE_TRY(schemas, (bpfio::Map<uint32_t, sl_schema_entry>::from(std::move(fd))));
+  for (const auto& schema : kSchemas) {
+    SLUICE_TRY(type, object.value_type(std::string(schema.map)));
+    sl_schema_entry entry{};
+    entry.name_hash = fnv1a64(schema.name);
+    entry.version = schema.version;
+    entry.value_size = type.size_bytes;
+    entry.btf_hash = type.hash;
+    SLUICE_CHECK(schemas.update(schema.index, entry));
+  }
+  return {};
+}
+
+Status PinnedPolicy::unload() {
+  SLUICE_TRY(pins, pins_.list());
+  // "ready" first: from then on the rest is debris, whatever happens. The hook next, so that no program runs without its maps.
+  for (const auto& pin : pins)
+    if (pin.starts_with(kReady)) SLUICE_CHECK(pins_.unpin(pin));
+  SLUICE_CHECK(detach());
+  for (const auto& pin : pins)
+    if (pin.starts_with(kRoot) && !pin.starts_with(kReady) && pin != kHook) SLUICE_CHECK(pins_.unpin(pin));
+  return {};
+}
+
+Status PinnedPolicy::attach(const std::string& cgroup) {
+  SLUICE_TRY(attached, attachment());
+  if (attached) return {};
+  SLUICE_CHECK(detach());  // a link that somebody emptied
+  SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
+  SLUICE_TRY(folder, open_file(cgroup, O_RDONLY | O_DIRECTORY));
+  SLUICE_TRY(link, bpfio::Link::attach_cgroup(program, folder.get(), bpfio::CgroupHook::kSockOps));
+  return pins_.pin(link, kHook);
+}
+
+Status PinnedPolicy::detach() {
+  SLUICE_TRY(there, pins_.exists(kHook));
+  if (!there) return {};
+  SLUICE_TRY(link, pins_.link(kHook));
+  // Now, not when the last descriptor is gone: some tool may hold one.
+  if (auto status = link.detach();
+      !status && status.error().code != Code::kUnsupported && status.error().code != Code::kInvalid)
+    return status;
+  return pins_.unpin(kHook);
+}
+
+Result<std::optional<bpfio::LinkInfo>> PinnedPolicy::attachment() const {
+  SLUICE_TRY(there, pins_.exists(kHook));
+  if (!there) return std::nullopt;
+  SLUICE_TRY(link, pins_.link(kHook));
+  SLUICE_TRY(info, link.info());
+  if (info.cgroup_id == 0 || info.prog_id == 0) return std::nullopt;
+  return std::optional<bpfio::LinkInfo>(std::move(info));
+}
+
+Result<uint64_t> PinnedPolicy::generation() const {
+  SLUICE_TRY(config, map("sl_config"));
+  SLUICE_TRY(memory, bpfio::MapMemory::map(config, /*writable=*/false));
+  return memory.load_u64(offsetof(sl_config, generation));
+}
+
+Status PinnedPolicy::publish(uint64_t generation) {
+  SLUICE_TRY(config, map("sl_config"));
+  SLUICE_TRY(memory, bpfio::MapMemory::map(config, /*writable=*/true));
+  memory.store_u64(offsetof(sl_config, generation), generation);
+  return {};
+}
+
+Status PinnedPolicy::write_generation(const policy::Compiled& compiled) {
+  const auto slot = static_cast<uint32_t>(compiled.generation.generation % SL_SLOTS);
+  SLUICE_TRY(published, generation());
+  SLUICE_ASSERT(published != compiled.generation.generation);  // its slot is being read
+
+  SLUICE_TRY(object, bpfio::Object::open_file(bundle_.object_path()));
+  const auto fill = [&](const std::string& name, const auto& entries) -> Status {
+    SLUICE_TRY(outer, map(name));
+    SLUICE_TRY(prototype, object.inner_spec(name));
+    return fill_slot(outer, prototype, slot, entries).map_error([&](Error e) { return std::move(e).within("table " + name); });
+  };
+  SLUICE_TRY(fd, map("sl_generations"));
+  SLUICE_TRY(generations, (bpfio::Map<uint32_t, sl_generation>::from(std::move(fd))));
+  // The slot belongs to no generation while its tables change.
+  SLUICE_CHECK(generations.update(slot, sl_generation{}));
+  SLUICE_CHECK(fill("sl_places", compiled.places));
+  SLUICE_CHECK(fill("sl_sources", compiled.sources));
+  SLUICE_CHECK(fill("sl_services", compiled.services));
+  SLUICE_CHECK(fill("sl_rules", compiled.rules));
+  return generations.update(slot, compiled.generation);
+}
+
+Status PinnedPolicy::set_cca_id(const std::string& kernel_name, uint32_t map_id) {
+  SLUICE_TRY(fd, map("sl_cca_ids"));
+  SLUICE_TRY(ids, (bpfio::Map<sl_cca_name, uint32_t>::from(std::move(fd))));
+  return ids.update(to_key(kernel_name), map_id);
+}
+
+Status PinnedPolicy::forget_cca_id(const std::string& kernel_name) {
+  SLUICE_TRY(fd, map("sl_cca_ids"));
+  SLUICE_TRY(ids, (bpfio::Map<sl_cca_name, uint32_t>::from(std::move(fd))));
+  auto status = ids.erase(to_key(kernel_name));
+  if (!status && status.error().code == Code::kNotFound) return {};
+  return status;
+}
+
+}  // namespace sluice::agent

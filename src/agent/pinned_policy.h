@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// Bundle `policy` in the kernel: its maps, programs and links as pins below policy/, and what is done through them.
+//
+//   policy/maps/NAME       shared maps (bpf/include/sluice/bpf/maps.bpf.h)
+//   policy/iter/NAME       iterator links
+//   policy/programs/NAME   sockops programs
+//   policy/link/sockops    the attachment
+//   policy/ready/DIGEST    pinned last, removed first: what stands without it is debris of a load that was cut short
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "bpfio/iterator.h"
+#include "bpfio/map.h"
+#include "bpfio/object.h"
+#include "bpfio/pin.h"
+#include "bundle/catalog.h"
+#include "policy/compile.h"
+
+namespace sluice::agent {
+
+class PinnedPolicy {
+ public:
+  // `bundle` is the policy bundle this agent came with.
+  PinnedPolicy(const bpfio::PinRoot& pins, const bundle::Bundle& bundle, std::string log_dir)
+      : pins_(pins), bundle_(bundle), log_dir_(std::move(log_dir)) {}
+
+  // Digest of what is pinned; nullopt when nothing complete is.
+  Result<std::optional<std::string>> loaded_digest() const;
+  static std::string digest_of(const bundle::Bundle& bundle);
+
+  // Loads and pins; over an older version it keeps the maps and swaps the programs without a gap.
+  Status load();
+  Status unload();
+  Status attach(const std::string& cgroup);
+  Status detach();
+  // nullopt when no link is pinned, or its cgroup is gone or somebody detached it.
+  Result<std::optional<bpfio::LinkInfo>> attachment() const;
+
+  Result<uint64_t> generation() const;
+  Status publish(uint64_t generation);
+  Status write_generation(const policy::Compiled& compiled);
+
+  Status set_cca_id(const std::string& kernel_name, uint32_t map_id);
+  Status forget_cca_id(const std::string& kernel_name);
+
+  Result<bpfio::MapFd> map(const std::string& name) const;
+  Result<std::vector<std::string>> map_names() const;
+  Result<bpfio::Link> iterator(const std::string& name) const;
+
+ private:
+  Status load_fresh(const std::string& digest);
+  Status replace_programs(const std::string& digest);
+  Status load_objects();
+  Status mark_ready(const std::string& digest);
+  Status take_programs(const bpfio::Object& object);
+  Status write_schemas(const bpfio::Object& object);
+
+  const bpfio::PinRoot& pins_;
+  const bundle::Bundle& bundle_;
+  std::string log_dir_;
+};
+
+}  // namespace sluice::agent

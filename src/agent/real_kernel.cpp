@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "agent/real_kernel.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sluice/abi/policy.h>
+#include <sluice/abi/report.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "bpfio/enumerate.h"
+#include "bpfio/iterator.h"
+#include "bpfio/probe.h"
+#include "net/cgroup.h"
+#include "net/route.h"
+
+namespace sluice::agent {
+namespace {
+
+constexpr size_t kSocketBatch = 1024;
+
+constexpr std::pair<sl_policy_counter, std::string_view> kCounterNames[] = {
+    {SL_POLICY_CONNECT, "connect"},
+    {SL_POLICY_ACTIVE, "active_established"},
+    {SL_POLICY_PASSIVE, "passive_established"},
+    {SL_POLICY_LISTEN, "listen"},
+    {SL_POLICY_NEEDS_ECN, "needs_ecn"},
+    {SL_POLICY_NEEDS_ECN_YES, "needs_ecn_yes"},
+    {SL_POLICY_SELECTED, "selected"},
+    {SL_POLICY_KEPT, "kept"},
+    {SL_POLICY_RECONCILED, "reconciled"},
+    {SL_POLICY_ECN_FALLBACK, "ecn_fallback"},
+    {SL_POLICY_LPM_FALLBACK, "lpm_fallback"},
+    {SL_POLICY_NO_GENERATION, "no_generation"},
+    {SL_POLICY_NO_RULE, "no_rule"},
+    {SL_POLICY_NO_SOCK, "no_sock"},
+    {SL_POLICY_NO_STORAGE, "no_storage"},
+    {SL_POLICY_SET_FAILED, "set_failed"},
+    {SL_POLICY_SCHEMA_MISMATCH, "schema_mismatch"},
+    {SL_POLICY_MPTCP, "mptcp"},
+    {SL_POLICY_ITER_SEEN, "iter_seen"},
+    {SL_POLICY_ITER_MOVED, "iter_moved"},
+    {SL_POLICY_ITER_FAILED, "iter_failed"},
+};
+
+std::string endpoint(const uint8_t (&address)[16], uint16_t port) {
+  static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  char text[INET6_ADDRSTRLEN];
+  if (std::memcmp(address, kMapped, sizeof kMapped) == 0)
+    return fmt::format("{}:{}", ::inet_ntop(AF_INET, address + 12, text, sizeof text), port);
+  return fmt::format("[{}]:{}", ::inet_ntop(AF_INET6, address, text, sizeof text), port);
+}
+
+std::string cca_name(const char (&name)[SL_CCA_NAME_LEN]) { return {name, ::strnlen(name, sizeof name)}; }
+
+SocketReport decode(const sl_report& record) {
+  SocketReport report;
+  report.local = endpoint(record.local_addr, record.local_port);
+  report.remote = endpoint(record.remote_addr, record.remote_port);
+  report.cookie = record.cookie;
+  report.generation = record.generation;
+  report.cgroup_id = record.cgroup_id;
+  report.netns_ino = record.netns_ino;
+  report.map_id = record.struct_ops_id;
+  report.place_id = record.place_id;
+  report.service_id = record.service_id;
+  report.rule_id = record.rule_id;
+  report.params = record.params;
+  report.cwnd_segments = record.cwnd_segments;
+  report.ssthresh_segments = record.ssthresh_segments;
+  report.srtt_us = record.srtt_us;
+  report.retransmits = record.retransmits;
+  report.error = record.error;
+  report.state = record.state;
+  report.outcome = record.outcome;
+  report.locality = record.locality;
+  report.ecn = record.ecn;
+  report.origin = record.origin;
+  report.sock_flags = record.sock_flags;
+  report.cca = cca_name(record.cca);
+  return report;
+}
+
+Error not_loaded() {
+  return make_error(Code::kConflict, "the selection pipeline is not in the kernel", "apply a policy with `sluice apply FILE`");
+}
+
+}  // namespace
+
+RealKernel::RealKernel(RealKernelOptions options, bundle::Bundle policy, std::string cgroup2)
+    : options_(std::move(options)), bundle_(std::move(policy)), cgroup2_(std::move(cgroup2)) {}
+
+Result<std::unique_ptr<RealKernel>> RealKernel::open(const RealKernelOptions& options, bundle::Bundle policy) {
+  std::string cgroup2;
+  if (auto found = net::find_cgroup2(options.proc_root)) cgroup2 = *found;
+  auto kernel = std::unique_ptr<RealKernel>(new RealKernel(options, std::move(policy), std::move(cgroup2)));
+  SLUICE_TRY(pins, kernel->pins(false));
+  (void)pins;
+  return kernel;
+}
+
+Result<const bpfio::PinRoot*> RealKernel::pins(bool create) {
+  const std::lock_guard lock(mutex_);
+  if (pins_ != nullptr) return pins_.get();
+  if (!create && ::access(options_.pin_dir.c_str(), F_OK) != 0) return nullptr;
+  SLUICE_TRY(root, bpfio::PinRoot::open(options_.pin_dir));
+  pins_ = std::make_unique<bpfio::PinRoot>(std::move(root));
+  policy_ = std::make_unique<PinnedPolicy>(*pins_, bundle_, options_.log_dir);
+  ccas_ = std::make_unique<PinnedCcas>(*pins_, *policy_, options_.log_dir);
+  return pins_.get();
+}
+
+std::string RealKernel::release() {
+  utsname name{};
+  return ::uname(&name) == 0 ? name.release : "unknown";
+}
+
+Result<Observed> RealKernel::observe() {
+  const std::lock_guard lock(mutex_);
+  Observed observed;
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return observed;
+  SLUICE_TRY(digest, policy_->loaded_digest());
+  SLUICE_TRY(all, root->list());
+  observed.policy_loaded = digest.has_value();
+  if (digest) {
+    observed.policy_digest = *digest;
+    observed.policy_current = *digest == PinnedPolicy::digest_of(bundle_);
+    SLUICE_TRY(generation, policy_->generation());
+    observed.generation = generation;
+    SLUICE_TRY(attached, policy_->attachment());
+    if (attached) {
+      observed.hooks_attached = true;
+      HookState hook;
+      hook.name = "sockops";
+      hook.link_id = attached->id;
+      hook.prog_id = attached->prog_id;
+      if (auto path = net::cgroup_path(cgroup2_, attached->cgroup_id)) hook.target = *path;
+      observed.hooks.push_back(std::move(hook));
+    }
+  } else if (std::ranges::any_of(all, [](const auto& pin) { return pin.starts_with("policy/"); })) {
+    observed.debris.emplace_back("policy");
+  }
+  SLUICE_TRY(ccas, ccas_->list());
+  observed.ccas = std::move(ccas);
+  SLUICE_TRY(debris, ccas_->debris());
+  observed.debris.insert(observed.debris.end(), debris.begin(), debris.end());
+
+  // Others on the same hook, for the report: they run beside ours.
+  const std::string folder = options_.cgroup.empty() ? cgroup2_ : options_.cgroup;
+  if (auto fd = open_file(folder, O_RDONLY | O_DIRECTORY)) {
+    if (auto programs = bpfio::cgroup_programs(fd->get(), bpfio::CgroupHook::kSockOps, false)) {
+      for (const auto& program : *programs) {
+        const bool ours = !observed.hooks.empty() && observed.hooks.front().prog_id == program.prog_id;
+        if (ours) continue;
+        HookState hook;
+        hook.name = "sockops (" + program.name + ")";
+        hook.prog_id = program.prog_id;
+        hook.target = folder;
+        hook.ours = false;
+        observed.hooks.push_back(std::move(hook));
+      }
+    }
+  }
+  return observed;
+}
+
+Result<std::string> RealKernel::default_cca() { return read_sysctl(std::string(net::kDefaultCcaSysctl)); }
+Result<std::vector<std::string>> RealKernel::available_ccas() { return bpfio::available_ccas(options_.proc_root); }
+
+Status RealKernel::load_policy() {
+  const std::lock_guard lock(mutex_);
+  for (const auto feature : {bpfio::FeatureId::kBtf, bpfio::FeatureId::kBpffs, bpfio::FeatureId::kCgroup2,
+                             bpfio::FeatureId::kStructOpsLink, bpfio::FeatureId::kIterTcpSetsockopt})
+    SLUICE_CHECK(bpfio::require(feature, {options_.proc_root, "/sys"}));
+  SLUICE_TRY(root, pins(true));
+  (void)root;
+  return policy_->load();
+}
+
+Status RealKernel::unload_policy() {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return {};
+  SLUICE_CHECK(policy_->unload());
+  SLUICE_TRY(left, root->list());
+  if (!left.empty()) return {};
+  SLUICE_CHECK(root->remove_all());
+  ccas_.reset();
+  policy_.reset();
+  pins_.reset();
+  return remove_empty_parents();
+}
+
+// /sys/fs/bpf/sluice/v1 and /sys/fs/bpf/sluice, unless another instance lives there.
+Status RealKernel::remove_empty_parents() const {
+  std::string path = options_.pin_dir;
+  for (int level = 0; level < 2; ++level) {
+    path.resize(path.rfind('/'));
+    if (::rmdir(path.c_str()) == 0) continue;
+    if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOENT || errno == EBUSY) return {};
+    return fail_errno(errno, "cannot remove the empty folder {}", path);
+  }
+  return {};
+}
+
+Status RealKernel::attach_hooks() {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return fail(not_loaded());
+  if (cgroup2_.empty()) return bpfio::require(bpfio::FeatureId::kCgroup2, {options_.proc_root, "/sys"});
+  return policy_->attach(options_.cgroup.empty() ? cgroup2_ : options_.cgroup);
+}
+
+Status RealKernel::detach_hooks() {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  return root == nullptr ? Status{} : policy_->detach();
+}
+
+Result<uint32_t> RealKernel::load_cca(const CcaSpec& spec) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(true));
+  (void)root;
+  return ccas_->load(spec);
+}
+
+Status RealKernel::retire_cca(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  return root == nullptr ? Status{} : ccas_->retire(id);
+}
+
+Status RealKernel::remove_debris() {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(observed, observe());
+  for (const auto& item : observed.debris) {
+    log_warning("removing what an interrupted load left", {{"item", item}});
+    SLUICE_CHECK(item == "policy" ? policy_->unload() : ccas_->retire(item));
+  }
+  return {};
+}
+
+Status RealKernel::write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return fail(not_loaded());
+  return ccas_->write_params(id, index, values);
+}
+
+Status RealKernel::write_generation(const policy::Compiled& compiled) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return fail(not_loaded());
+  return policy_->write_generation(compiled);
+}
+
+Status RealKernel::publish(uint64_t generation) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return fail(not_loaded());
+  return policy_->publish(generation);
+}
+
+Result<std::string> RealKernel::read_sysctl(const std::string& name) {
+  SLUICE_TRY(own, net::current_netns());
+  return net::read_sysctl(own.fd.get(), name);
+}
+
+Status RealKernel::write_sysctl(const std::string& name, const std::string& value) {
+  SLUICE_TRY(own, net::current_netns());
+  return net::write_sysctl(own.fd.get(), name, value);
+}
+
+Result<std::map<std::string, uint64_t>> RealKernel::cgroup_ids(const std::vector<std::string>& paths) {
+  std::map<std::string, uint64_t> ids;
+  for (const auto& path : paths)
+    if (auto id = net::cgroup_id(cgroup2_ + path)) ids[path] = *id;
+  return ids;
+}
+
+Result<std::vector<net::Netns>> RealKernel::namespaces() const {
+  std::vector<net::Netns> list;
+  if (options_.namespaces.empty()) {
+    SLUICE_TRY(found, net::find_netns(options_.proc_root));
+    return std::move(found.namespaces);
+  }
+  for (const auto& path : options_.namespaces) {
+    auto opened = net::open_netns(path);
+    if (!opened && opened.error().code == Code::kNotFound) continue;  // it ended
+    if (!opened) return tl::unexpected<Error>(std::move(opened).error());
+    list.push_back(std::move(*opened));
+  }
+  return list;
+}
+
+Result<MigratePass> RealKernel::migrate(bool dry_run) {
+  SLUICE_TRY(spaces, namespaces());
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return fail(not_loaded());
+  MigratePass pass;
+  sl_iter_args args{};
+  args.flags = dry_run ? SL_ITER_DRY_RUN : 0;
+  SLUICE_TRY(fd, policy_->map("sl_iter_args"));
+  SLUICE_TRY(arguments, (bpfio::Map<uint32_t, sl_iter_args>::from(std::move(fd))));
+  SLUICE_CHECK(arguments.update(0, args));
+  SLUICE_TRY(link, policy_->iterator("sl_iter_migrate"));
+  SLUICE_TRY(counters, policy_->map("sl_policy_counters"));
+  SLUICE_TRY(before, bpfio::sum_per_cpu(counters));
+  for (const auto& space : spaces) {
+    SLUICE_TRY(iterator, bpfio::Iterator::create(link, space.fd.get()));
+    SLUICE_CHECK(bpfio::for_each_record<sl_report>(iterator, [&](const sl_report& record) {
+      switch (record.outcome) {
+        case SL_OUTCOME_MOVED:
+          ++pass.moved;
+          break;
+        case SL_OUTCOME_RESCOPED:
+          ++pass.rescoped;
+          break;
+        case SL_OUTCOME_CURRENT:
+          break;
+        default:
+          ++pass.left_total;
+          if (record.outcome == SL_OUTCOME_SET_FAILED) ++pass.failed;
+          if (pass.left.size() < MigratePass::kMaxLeft) pass.left.push_back(decode(record));
+      }
+      return true;
+    }));
+    ++pass.namespaces;
+  }
+  SLUICE_TRY(after, bpfio::sum_per_cpu(counters));
+  pass.seen = after[SL_POLICY_ITER_SEEN] - before[SL_POLICY_ITER_SEEN];
+  pass.moved = std::max<uint64_t>(pass.moved, after[SL_POLICY_ITER_MOVED] - before[SL_POLICY_ITER_MOVED]);
+  return pass;
+}
+
+Result<std::vector<UsageCount>> RealKernel::usage() {
+  SLUICE_TRY(spaces, namespaces());
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return fail(not_loaded());
+  SLUICE_TRY(fd, policy_->map("sl_usage"));
+  SLUICE_TRY(counts, (bpfio::Map<sl_usage_key, sl_usage>::from(std::move(fd))));
+  SLUICE_TRY(stale, counts.entries());
+  for (const auto& [key, value] : stale) SLUICE_CHECK(counts.erase(key));
+  SLUICE_TRY(link, policy_->iterator("sl_iter_count"));
+  for (const auto& space : spaces) {
+    SLUICE_TRY(iterator, bpfio::Iterator::create(link, space.fd.get()));
+    std::array<std::byte, 64> nothing{};
+    while (true) {
+      SLUICE_TRY(bytes, iterator.read(nothing));
+      if (bytes == 0) break;
+    }
+  }
+  SLUICE_TRY(entries, counts.entries());
+  std::vector<UsageCount> list;
+  for (const auto& [key, value] : entries) {
+    UsageCount count;
+    count.netns_ino = key.netns_ino;
+    count.map_id = key.struct_ops_id;
+    count.rule_id = key.rule_id;
+    count.cca = cca_name(key.cca);
+    count.locality = key.locality;
+    count.listener = key.listener != 0;
+    count.current = key.current_generation != 0;
+    count.sockets = value.sockets;
+    count.cwnd_segments_sum = value.cwnd_segments_sum;
+    count.srtt_us_sum = value.srtt_us_sum;
+    count.retransmits_sum = value.retransmits_sum;
+    list.push_back(std::move(count));
+  }
+  return list;
+}
+
+Status RealKernel::sockets(const std::function<bool(std::vector<SocketReport>&&)>& sink) {
+  SLUICE_TRY(spaces, namespaces());
+  std::optional<bpfio::Link> link;
+  {
+    const std::lock_guard lock(mutex_);
+    SLUICE_TRY(root, pins(false));
+    if (root == nullptr) return fail(not_loaded());
+    SLUICE_TRY(observe_link, policy_->iterator("sl_iter_observe"));
+    link.emplace(std::move(observe_link));
+  }
+  std::vector<SocketReport> batch;
+  for (const auto& space : spaces) {
+    SLUICE_TRY(iterator, bpfio::Iterator::create(*link, space.fd.get()));
+    bool open = true;
+    SLUICE_CHECK(bpfio::for_each_record<sl_report>(iterator, [&](const sl_report& record) {
+      batch.push_back(decode(record));
+      if (batch.size() >= kSocketBatch) {
+        open = sink(std::move(batch));
+        batch.clear();
+      }
+      return open;
+    }));
+    if (!open) return {};
+  }
+  if (!batch.empty()) sink(std::move(batch));
+  return {};
+}
+
+Result<std::vector<OtherUser>> RealKernel::other_users(const std::string& kernel_name) {
+  SLUICE_TRY(spaces, namespaces());
+  std::vector<OtherUser> users;
+  SLUICE_TRY(defaults, net::with_default_cca(spaces, kernel_name));
+  for (const size_t i : defaults)
+    users.push_back({fmt::format("netns {} ({}): sysctl {}", spaces[i].inode, spaces[i].holder, net::kDefaultCcaSysctl)});
+  for (const auto& space : spaces) {
+    SLUICE_TRY(routes, net::congctl_routes(space.fd.get()));
+    for (const auto& route : routes)
+      if (route.cca == kernel_name)
+        users.push_back({fmt::format("netns {} ({}): route {} table {} congctl {}", space.inode, space.holder,
+                                     route.destination, route.table, kernel_name)});
+  }
+  return users;
+}
+
+Result<std::vector<std::pair<std::string, uint64_t>>> RealKernel::policy_counters() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<std::string, uint64_t>> list;
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return list;
+  SLUICE_TRY(map, policy_->map("sl_policy_counters"));
+  SLUICE_TRY(values, bpfio::sum_per_cpu(map));
+  for (const auto& [index, name] : kCounterNames)
+    if (index < values.size()) list.emplace_back(name, values[index]);
+  return list;
+}
+
+Result<std::vector<std::pair<std::string, uint64_t>>> RealKernel::cca_counters(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return std::vector<std::pair<std::string, uint64_t>>{};
+  return ccas_->counters(id);
+}
+
+}  // namespace sluice::agent

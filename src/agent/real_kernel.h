@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// Kernel on a real host: pins and BPF through bpfio, namespaces, sysctls and routes through net.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "agent/kernel.h"
+#include "agent/pinned_cca.h"
+#include "agent/pinned_policy.h"
+#include "bpfio/pin.h"
+#include "bundle/catalog.h"
+#include "net/netns.h"
+
+namespace sluice::agent {
+
+struct RealKernelOptions {
+  std::string pin_dir;                  // /sys/fs/bpf/sluice/v1/INSTANCE
+  std::string log_dir;                  // verifier logs
+  std::string cgroup;                   // folder the sockops program is attached to; empty = the cgroup2 root
+  std::vector<std::string> namespaces;  // paths; empty = every namespace of the host
+  std::string proc_root = "/proc";
+};
+
+class RealKernel final : public Kernel {
+ public:
+  // `policy` is the policy bundle to use.
+  static Result<std::unique_ptr<RealKernel>> open(const RealKernelOptions& options, bundle::Bundle policy);
+
+  Result<Observed> observe() override;
+  std::string release() override;
+  Result<std::string> default_cca() override;
+  Result<std::vector<std::string>> available_ccas() override;
+  Status load_policy() override;
+  Status unload_policy() override;
+  Status attach_hooks() override;
+  Status detach_hooks() override;
+  Result<uint32_t> load_cca(const CcaSpec& spec) override;
+  Status retire_cca(const std::string& id) override;
+  Status remove_debris() override;
+  Status write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values) override;
+  Status write_generation(const policy::Compiled& compiled) override;
+  Status publish(uint64_t generation) override;
+  Result<std::string> read_sysctl(const std::string& name) override;
+  Status write_sysctl(const std::string& name, const std::string& value) override;
+  Result<std::map<std::string, uint64_t>> cgroup_ids(const std::vector<std::string>& paths) override;
+  Result<MigratePass> migrate(bool dry_run) override;
+  Result<std::vector<UsageCount>> usage() override;
+  Status sockets(const std::function<bool(std::vector<SocketReport>&&)>& sink) override;
+  Result<std::vector<OtherUser>> other_users(const std::string& kernel_name) override;
+  Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() override;
+  Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) override;
+
+ private:
+  RealKernel(RealKernelOptions options, bundle::Bundle policy, std::string cgroup2);
+
+  // The pin folder exists only while something is pinned: a host without a policy carries no trace of us.
+  Result<const bpfio::PinRoot*> pins(bool create);
+  Result<std::vector<net::Netns>> namespaces() const;
+  Status remove_empty_parents() const;
+
+  RealKernelOptions options_;
+  bundle::Bundle bundle_;
+  std::string cgroup2_;
+  std::recursive_mutex mutex_;  // pins_ and what hangs on it
+  std::unique_ptr<bpfio::PinRoot> pins_;
+  std::unique_ptr<PinnedPolicy> policy_;
+  std::unique_ptr<PinnedCcas> ccas_;
+};
+
+}  // namespace sluice::agent

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// What the agent must remember across its own death: the desired state, the journal of the change under way, saved sysctls,
+// and events. The kernel's pins are the truth about the kernel; nothing here repeats them.
+//
+// Implementations: SqliteStore (sqlite_store.h) and, in tests/sim, one in memory that loses what was not committed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace sluice::agent {
+
+// The state the host should be in. Stored as one JSON document.
+struct Desired {
+  uint64_t revision = 0;  // of the document, counting from 1; 0 = no document
+  std::string document;   // YAML text as given
+  std::string source_name;
+  int64_t applied_at_ns = 0;
+  uint64_t generation = 0;                           // that carries it
+  std::set<std::string> rolled_back;                 // NAME@VERSION replaced by the transitional CCA
+  std::map<std::string, std::string> saved_sysctls;  // value before our first change
+  std::string allocation;                            // parameter sets in use: policy::Allocation, serialized
+
+  std::string to_json() const;
+  static Result<Desired> from_json(const std::string& text);
+};
+
+enum class StepKind {
+  kRemoveDebris,
+  kLoadPolicy,
+  kLoadCca,
+  kWriteParams,
+  kSetSysctl,
+  kWriteGeneration,
+  kAttachHooks,
+  kPublish,  // the commit point: before it a change is undone, after it it is finished
+  kMigrate,
+  kRetireCca,
+  kDetachHooks,
+  kUnloadPolicy,
+};
+std::string_view step_kind_name(StepKind kind);
+
+// One step of a plan. Which fields mean something follows from the kind; `owned` says that this plan created the thing, so that
+// undoing may remove it.
+struct Step {
+  StepKind kind{};
+  std::string subject;                     // NAME@VERSION, or a sysctl's name
+  std::string value;                       // kSetSysctl: new value
+  std::string before;                      // kSetSysctl: old value
+  uint64_t number = 0;                     // kWriteParams: index; kWriteGeneration, kPublish: generation
+  std::map<std::string, uint64_t> params;  // kWriteParams
+  bool owned = false;
+
+  std::string describe() const;
+  std::string describe_inverse() const;  // empty = nothing to undo
+};
+
+// A change under way. `target` is what Desired becomes when it is complete.
+struct Transaction {
+  int64_t id = 0;
+  std::string kind;  // "apply", "rollback", "down"
+  Desired target;
+  std::vector<Step> steps;
+  size_t started = 0;               // steps [0, started) may have run, in part for the last
+  bool removes_everything = false;  // down
+
+  std::string to_json() const;
+  static Result<Transaction> from_json(const std::string& text);
+};
+
+struct EventRecord {
+  uint64_t id = 0;
+  int64_t time_ns = 0;
+  std::string kind, severity, message;
+};
+
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual Result<Desired> desired() = 0;
+
+  // The journal holds at most one transaction. begin() is durable when it returns; so is every started().
+  virtual Result<std::optional<Transaction>> open_transaction() = 0;
+  virtual Result<int64_t> begin(const Transaction& transaction) = 0;
+  virtual Status started(int64_t id, size_t steps) = 0;
+  // Ends the transaction and stores the desired state in one commit.
+  virtual Status finish(int64_t id, const Desired& desired) = 0;
+
+  virtual Status add_event(const EventRecord& event) = 0;
+  // Oldest first, after `after_id`; the newest `limit` when after_id is 0.
+  virtual Result<std::vector<EventRecord>> events(uint64_t after_id, uint32_t limit) = 0;
+};
+
+}  // namespace sluice::agent
