@@ -113,7 +113,8 @@ Result<bool> parse_routes(Bytes datagram, std::vector<CongctlRoute>& routes) {
       return fail(fail(Code::kUnavailable, "routes changed while they were listed").value().fix("ask again"));
     if (header.nlmsg_type == NLMSG_DONE || header.nlmsg_type == NLMSG_ERROR) {
       const int error = value_at<int>(payload).value_or(0);
-      if (error != 0) return fail_errno(-error, "the kernel refused to list routes");
+      if (error > 0) break;  // errors are negative
+      if (error < 0) return fail_errno(-error, "the kernel refused to list routes");
       return true;
     }
     if (header.nlmsg_type == RTM_NEWROUTE && !parse_route(payload, routes)) break;
