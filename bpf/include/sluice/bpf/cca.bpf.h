@@ -528,9 +528,9 @@ static __always_inline void sl_hand_over(struct sl_sock *ss, const struct sl_lea
 	}											\
 	static __always_inline void sl_do_cong_control(struct sock *sk_, u32 ack_, int flag_, const struct rate_sample *rs_)
 
-/* Declares the CCA: its struct_ops map, registered through a link. `cca` is the name until the agent sets another. */
+/* Declares the CCA: its struct_ops map, registered through a link. Until the agent sets another name it is `sl_<cca>`. */
 #define SL_CCA(cca, ...)									\
 	SEC(".struct_ops.link") struct tcp_congestion_ops cca = {				\
-		.init = SL_HOOK(init), .release = SL_HOOK(release), .name = #cca, __VA_ARGS__ }
+		.init = SL_HOOK(init), .release = SL_HOOK(release), .name = "sl_" #cca, __VA_ARGS__ }
 
 #endif
