@@ -13,6 +13,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 
@@ -65,6 +66,21 @@ inline Result<InstancePaths> instance_paths(std::string_view instance = {}, cons
   paths.log = paths.state_dir + "/sluiced.log";
   paths.pin_dir = fmt::format("{}/sluice/v{}/{}", roots.bpffs, SL_ABI, instance);
   return paths;
+}
+
+// Where bundles are looked for unless --bundle-path says otherwise, in order of precedence: those built or installed together
+// with the program (PREFIX/bin/PROGRAM; "" = unknown), the package's, the host's own.
+inline std::vector<std::string> default_bundle_path(std::string_view program) {
+  std::vector<std::string> roots;
+  const auto folder = program.substr(0, program.rfind('/') == std::string_view::npos ? 0 : program.rfind('/'));
+  if (const auto end = folder.rfind('/'); end != std::string_view::npos) {
+    const std::string prefix(folder.substr(0, end));
+    roots.push_back(prefix + "/bundles");
+    roots.push_back(prefix + "/lib/sluice/bundles");
+  }
+  for (const char* root : {"/usr/lib/sluice/bundles", "/var/lib/sluice/bundles"})
+    if (roots.empty() || roots.back() != root) roots.emplace_back(root);
+  return roots;
 }
 
 }  // namespace sluice

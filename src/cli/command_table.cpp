@@ -50,8 +50,8 @@ Command make_root() {
       {.name = "bundle-path",
        .kind = ValueKind::kFolder,
        .value = "DIR",
-       .summary = "folders with bundles, separated by colons",
-       .fallback = kBundlePath},
+       .summary = "folders with bundles, separated by colons, instead of those installed with this program and "
+                  "/var/lib/sluice/bundles"},
       {.name = "no-color", .summary = "no colours; NO_COLOR does the same"},
       {.name = "quiet", .letter = 'q', .summary = "no progress and no summary of what was done"},
       {.name = "verbose", .letter = 'v', .summary = "each step, every counter, and the whole detail of errors"},

@@ -30,7 +30,7 @@ struct Option {
   std::string_view name;  // without dashes
   char letter = 0;        // 0 = none
   ValueKind kind = ValueKind::kFlag;
-  std::string_view value;  // placeholder, such as FILE; empty for a flag
+  std::string_view value = {};  // placeholder, such as FILE; empty for a flag
   std::string_view summary;
   std::vector<std::string_view> choices = {};
   std::string_view fallback = {};  // value when absent, for the reader and for Invocation::text

@@ -31,7 +31,8 @@ std::string usage_text(const Command& command, const std::string& path) {
   text += " [OPTION...]";
   if (command.handler == nullptr) text += " COMMAND";
   for (const Argument& argument : command.arguments)
-    text += fmt::format(argument.required ? " {}{}" : " [{}{}]", argument.name, argument.many ? "..." : "");
+    text += fmt::format(" {}{}{}{}", argument.required ? "" : "[", argument.name, argument.many ? "..." : "",
+                        argument.required ? "" : "]");
   return text;
 }
 

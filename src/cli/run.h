@@ -27,6 +27,7 @@ struct Environment {
   std::function<int()> interrupts = [] { return -1; };
   PathRoots roots = {};
   std::string agent_program = "sluiced";                // what `up` and `doctor` start: a path, or a name looked up in PATH
+  std::vector<std::string> bundle_path = {};            // without --bundle-path
   std::string systemd_run_dir = "/run/systemd/system";  // exists where systemd runs (sd_booted(3))
 };
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/strings.h"
+
 namespace sluice::cli {
 namespace {
 
@@ -35,6 +37,14 @@ Result<std::unique_ptr<Session>> Session::make(Environment& environment, const I
   session->timeout_s_ = call.has("timeout") ? call.seconds("timeout") : call.command->timeout_s;
   if (session->timeout_s_ > 0) session->deadline_ = after(session->timeout_s_);
   return session;
+}
+
+std::vector<std::string> Session::bundle_path() const {
+  if (!call_.has("bundle-path")) return env_.bundle_path;
+  std::vector<std::string> roots;
+  for (std::string_view root : split(call_.text("bundle-path"), ':'))
+    if (!root.empty()) roots.emplace_back(root);
+  return roots;
 }
 
 std::uint32_t Session::work_timeout_ms() const {

@@ -29,8 +29,7 @@ class Session {
   const Invocation& call() const { return call_; }
   const InstancePaths& paths() const { return paths_; }
   const std::string& socket() const { return socket_; }
-  // False when --socket or SLUICE_SOCKET name a place that no instance has: an agent cannot be started there.
-  bool socket_of_instance() const { return socket_ == paths_.socket; }
+  std::vector<std::string> bundle_path() const;
 
   Format format() const { return format_; }
   const Style& style() const { return style_; }          // of standard output

@@ -190,7 +190,7 @@ std::string human_bytes(std::uint64_t bytes) {
 
 std::string human_us(double us) {
   if (us < 999.5) return fmt::format("{:.0f} us", us);
-  if (us < 999'500) return fmt::format(us < 99'950 ? "{:.1f} ms" : "{:.0f} ms", us / 1e3);
+  if (us < 999'500) return fmt::format("{:.{}f} ms", us / 1e3, us < 99'950 ? 1 : 0);
   if (us < 59.95e6) return fmt::format("{:.1f} s", us / 1e6);
   const auto seconds = static_cast<std::uint64_t>(us / 1e6 + 0.5);
   const std::uint64_t minutes = seconds / 60, hours = minutes / 60, days = hours / 24;
@@ -207,7 +207,8 @@ std::string human_ms(double ms) { return human_us(ms * 1e3); }
 std::string human_share(double part, double whole) {
   if (whole <= 0) return "-";
   const double percent = 100 * part / whole;
-  return fmt::format(percent != 0 && percent != 100 && (percent < 10 || percent > 99) ? "{:.1f}%" : "{:.0f}%", percent);
+  const bool near_an_end = percent != 0 && percent != 100 && (percent < 10 || percent > 99);
+  return fmt::format("{:.{}f}%", percent, near_an_end ? 1 : 0);
 }
 
 std::string utc_time(std::int64_t time_ns) {
