@@ -1,0 +1,8 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#
+# Runs inside a guest: the tests of a build directory, but lint (nothing of the kernel's) and the full tier (guests in guests).
+#
+#   suite.sh BUILD
+set -euo pipefail
+ctest --test-dir "$1" --output-on-failure --no-tests=error -LE '^(full|lint)$'
