@@ -14,7 +14,7 @@
  *      ACTIVE_ESTABLISHED  decide again: ECN is known (needs it, has none: the fallback), and the policy may have been replaced
  *                          since CONNECT: then the newer one holds for all of it. Initial window.
  *      LISTEN              the generation's listener CCA, never one that needs ECN: it would negotiate with everybody.
- *      NEEDS_ECN           a SYN that offers ECN: does the CCA of this place need it? Then accept.
+ *      NEEDS_ECN           a SYN that offers ECN: does the CCA of this place need it? Then accept, and send the SYN-ACK as ECT.
  *      PASSIVE_ESTABLISHED decide, with ECN known; the child starts with the listener's CCA and without sl_sock. Initial window.
  *   4. The CCA is always set by name, even where the name already fits: that is how a connection accepted from an old listener
  *      gets off a replaced version of the same name. The kernel makes nothing of it if the CCA is the very same.
@@ -75,8 +75,9 @@ static __always_inline bool is_mptcp(const struct tcp_sock *tp)
 }
 
 /*
- * A full socket (a client's SYN) is left to its CCA, which was set at CONNECT and asks for itself. The request socket of a SYN
- * that offers ECN has addresses; its listener has the cgroup.
+ * A full socket (a client's SYN) is left to its CCA, which was set at CONNECT and asks for itself. A request socket has addresses,
+ * its listener has the cgroup. It is asked about twice: when a SYN offers ECN (accept?), and for every SYN-ACK (send it as ECT?). The
+ * second time, known by snt_synack, a peer that did not agree to ECN must not get ECT.
  */
 static __always_inline void answer_needs_ecn(struct bpf_sock_ops *ctx)
 {
@@ -96,6 +97,8 @@ static __always_inline void answer_needs_ecn(struct bpf_sock_ops *ctx)
 		sl_count(SL_POLICY_MPTCP);
 		return;
 	}
+	if (req->snt_synack && !req->req.ecn_ok)
+		return;
 	sl_addresses(&req->req.req.__req_common, &e);
 	/* a member of a union: BTF alone does not tell that it is a pointer */
 	listener = bpf_rdonly_cast(req->req.req.__req_common.skc_listener, bpf_core_type_id_kernel(struct sock));
@@ -501,6 +504,7 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 	struct sl_sock *st = NULL;
 	struct sl_report r = {};
 	struct tcp_sock *tp;
+	bool dry_run = args.flags & SL_ITER_DRY_RUN;
 	int outcome;
 
 	if (!skc)
@@ -519,16 +523,18 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 		outcome = SL_OUTCOME_MPTCP;
 	} else {
 		st = sl_storage(tp);
-		outcome = migrate_one(tp, &st, args.flags & SL_ITER_DRY_RUN, &r.error);
+		outcome = migrate_one(tp, &st, dry_run, &r.error);
 	}
 	switch (outcome) {
 	case SL_OUTCOME_CURRENT:
 		break;
 	case SL_OUTCOME_MOVED:
-		sl_count(SL_POLICY_ITER_MOVED);
+		if (!dry_run)
+			sl_count(SL_POLICY_ITER_MOVED);
 		break;
 	case SL_OUTCOME_RESCOPED:
-		sl_count(SL_POLICY_ITER_RESCOPED);
+		if (!dry_run)
+			sl_count(SL_POLICY_ITER_RESCOPED);
 		break;
 	default:
 		sl_count(SL_POLICY_ITER_FAILED);

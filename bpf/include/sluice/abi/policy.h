@@ -191,7 +191,7 @@ enum sl_policy_counter {
 	SL_POLICY_ACTIVE,		/* ACTIVE_ESTABLISHED_CB handled */
 	SL_POLICY_PASSIVE,		/* PASSIVE_ESTABLISHED_CB handled */
 	SL_POLICY_LISTEN,		/* TCP_LISTEN_CB handled */
-	SL_POLICY_NEEDS_ECN,		/* NEEDS_ECN asked */
+	SL_POLICY_NEEDS_ECN,		/* NEEDS_ECN asked for a request socket: for a SYN that offers ECN, and for each SYN-ACK */
 	SL_POLICY_NEEDS_ECN_YES,	/* ... and answered 1 */
 	SL_POLICY_SELECTED,		/* a CCA was set */
 	SL_POLICY_KEPT,			/* the right CCA was already there */
