@@ -24,10 +24,16 @@ constexpr std::size_t kKernelNameMax = 15;
 bool is_lower(char c) { return c >= 'a' && c <= 'z'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Names of bundles, parameters and features: they end up in C identifiers, file names and metrics.
+// Names of bundles and parameters: they end up in C identifiers, file names and metrics.
 bool valid_identifier(std::string_view name) {
   return !name.empty() && name.size() <= kNameMax && is_lower(name[0]) &&
          std::all_of(name.begin(), name.end(), [](char c) { return is_lower(c) || is_digit(c) || c == '_'; });
+}
+
+// As in the probe table of bpfio: "struct_ops-link".
+bool valid_feature(std::string_view name) {
+  return !name.empty() && name.size() <= 63 && is_lower(name[0]) &&
+         std::all_of(name.begin(), name.end(), [](char c) { return is_lower(c) || is_digit(c) || c == '_' || c == '-'; });
 }
 
 // C identifiers (programs, maps).
@@ -153,7 +159,8 @@ class ManifestReader {
                           "write it as \"6.12\", in quotes");
       }
     if (const yaml::Node* features = node.find("features"))
-      names(*features, "'kernel.features'", "a feature", manifest_.kernel_features, valid_identifier, kIdentifierRemedy);
+      names(*features, "'kernel.features'", "a feature", manifest_.kernel_features, valid_feature,
+            "use a name that `sluice doctor` lists, such as struct_ops-link");
   }
 
   template <class Valid>
@@ -238,9 +245,9 @@ class ManifestReader {
 
     std::uint64_t max = type_max(parameter.type);
     parameter.max = max;
-    if (const yaml::Node* low = node.find("min")) parameter.min = bound(parameter, *low, what + ": 'min'", 0, max).value_or(0);
+    if (const yaml::Node* low = node.find("min")) parameter.min = reader_.number(*low, what + ": 'min'", 0, max).value_or(0);
     if (const yaml::Node* high = node.find("max"))
-      parameter.max = bound(parameter, *high, what + ": 'max'", parameter.min, max).value_or(max);
+      parameter.max = reader_.number(*high, what + ": 'max'", parameter.min, max).value_or(max);
     if (const yaml::Node* value = reader_.required(node, "default", what)) {
       if (auto number = parse_parameter(parameter, *value))
         parameter.default_value = *number;
@@ -248,15 +255,6 @@ class ManifestReader {
         reader_.problem(value->mark, what + ": 'default': " + number.error().what, number.error().remedy);
     }
     manifest_.parameters.push_back(std::move(parameter));
-  }
-
-  std::optional<std::uint64_t> bound(const Parameter& parameter, const yaml::Node& node, const std::string& what,
-                                     std::uint64_t min, std::uint64_t max) {
-    if (parameter.type == ParamType::kBool) {
-      reader_.problem(node.mark, what + " is meaningless for a bool", "leave it out");
-      return std::nullopt;
-    }
-    return reader_.number(node, what, min, max);
   }
 
   void shared_map(const yaml::Node& node) {
@@ -387,7 +385,7 @@ Result<std::uint64_t> parse_parameter(const Parameter& parameter, const yaml::No
   yaml::Reader reader("", problems);
   std::string what = fmt::format("'{}'", parameter.name);
   std::optional<std::uint64_t> value;
-  if (parameter.type == ParamType::kBool) {
+  if (parameter.type == ParamType::kBool && node.text != "0" && node.text != "1") {
     if (auto flag = reader.boolean(node, what)) value = *flag ? 1 : 0;
   } else {
     value = reader.number(node, what, parameter.min, parameter.max);

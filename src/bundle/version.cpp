@@ -43,7 +43,7 @@ bool valid_pre(std::string_view pre) {
 
 // semver 2.0.0 §11: identifier by identifier, numbers below words, a prefix below what it starts.
 std::strong_ordering compare_pre(std::string_view a, std::string_view b) {
-  if (a.empty() || b.empty()) return b.size() == a.size() ? std::strong_ordering::equal : b.empty() <=> a.empty();
+  if (a.empty() || b.empty()) return a.empty() <=> b.empty();  // a release stands above its pre-releases
   while (!a.empty() && !b.empty()) {
     std::string_view x = a.substr(0, a.find('.'));
     std::string_view y = b.substr(0, b.find('.'));
