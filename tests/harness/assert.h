@@ -23,7 +23,7 @@ testing::AssertionResult is_ok(const Result<T>& result) {
 
 #define ASSERT_OK(...) ASSERT_TRUE(::sluice::test::is_ok(__VA_ARGS__))
 #define EXPECT_OK(...) EXPECT_TRUE(::sluice::test::is_ok(__VA_ARGS__))
-#define ASSERT_VALUE(name, ...) \
-  auto SLUICE_CONCAT(result_of_, name) = (__VA_ARGS__); \
+#define ASSERT_VALUE(name, ...)                                        \
+  auto SLUICE_CONCAT(result_of_, name) = (__VA_ARGS__);                \
   ASSERT_TRUE(::sluice::test::is_ok(SLUICE_CONCAT(result_of_, name))); \
   auto name = std::move(*SLUICE_CONCAT(result_of_, name))

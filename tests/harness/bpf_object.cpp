@@ -3,6 +3,7 @@
 
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
+#include <sys/mman.h>
 
 #include <cerrno>
 #include <cstdarg>
@@ -55,14 +56,19 @@ Status BpfObject::load() {
   return quietly([this] { return bpf_object__load(object_); }, fmt::format("load BPF object {}", bpf_object__name(object_)));
 }
 
-BpfObject::BpfObject(BpfObject&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+BpfObject::BpfObject(BpfObject&& other) noexcept
+    : object_(std::exchange(other.object_, nullptr)), mappings_(std::exchange(other.mappings_, {})) {}
 
 BpfObject& BpfObject::operator=(BpfObject&& other) noexcept {
   std::swap(object_, other.object_);
+  std::swap(mappings_, other.mappings_);
   return *this;
 }
 
-BpfObject::~BpfObject() { bpf_object__close(object_); }
+BpfObject::~BpfObject() {
+  for (auto [start, size] : mappings_) ::munmap(start, size);
+  bpf_object__close(object_);
+}
 
 Result<int> BpfObject::program(const std::string& name) const {
   bpf_program* program = bpf_object__find_program_by_name(object_, name.c_str());
@@ -76,12 +82,14 @@ Result<bpf_map*> BpfObject::map(const std::string& name) const {
   return found;
 }
 
-Result<void*> BpfObject::memory(const std::string& section, std::size_t size) const {
+Result<void*> BpfObject::memory(const std::string& section, std::size_t size) {
   SLUICE_TRY(found, map(section));
-  std::size_t mapped = 0;
-  void* start = bpf_map__initial_value(found, &mapped);
-  if (start == nullptr || mapped < size)
-    return fail(Code::kInternal, "section {} has {} mapped bytes, {} expected", section, mapped, size);
+  if (bpf_map__value_size(found) < size)
+    return fail(Code::kInternal, "section {} has {} bytes, {} expected", section, bpf_map__value_size(found), size);
+  // libbpf 1.4 maps it only for skeletons; bpf_map__initial_value() is a private copy once the object is loaded.
+  void* start = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, bpf_map__fd(found), 0);
+  if (start == MAP_FAILED) return fail_errno(errno, "cannot map section {}", section);
+  mappings_.emplace_back(start, size);
   return start;
 }
 

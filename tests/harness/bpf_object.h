@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/result.h"
 
@@ -25,12 +27,12 @@ class BpfObject {
 
   Result<int> program(const std::string& name) const;  // descriptor, owned by the object
   Result<bpf_map*> map(const std::string& name) const;
-  Result<void*> memory(const std::string& section, std::size_t size) const;  // a data section's mapped memory
-  Status clear_array(const std::string& map) const;                         // sets every entry to zero
-  bpf_object* get() const { return object_; }
+  Result<void*> memory(const std::string& section, std::size_t size);  // maps a loaded data section; owned by the object
+  Status clear_array(const std::string& map) const;                    // sets every entry to zero
 
  private:
   bpf_object* object_ = nullptr;
+  std::vector<std::pair<void*, std::size_t>> mappings_;
 };
 
 }  // namespace sluice::test

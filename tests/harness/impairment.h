@@ -23,7 +23,8 @@ namespace sluice::test {
 
 struct ImpairmentSpec {
   std::uint64_t seed = 1;
-  // Probabilities, 0 to 1, each drawn separately. A dropped packet is nothing else; a held one is neither duplicated nor corrupted.
+  // Probabilities, 0 to 1, each drawn separately. A dropped packet is nothing else; a held one is neither duplicated nor
+  // corrupted.
   double ce = 0;  // only packets with ECT are marked
   double drop = 0;
   double duplicate = 0;

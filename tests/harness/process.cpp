@@ -49,7 +49,8 @@ void Fd::reset() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-Result<Process> Process::fork(const std::function<int()>& body, const SpawnOptions& options, const std::function<int()>& prepare) {
+Result<Process> Process::fork(const std::function<int()>& body, const SpawnOptions& options,
+                              const std::function<int()>& prepare) {
   Process process;
   Fd child_input;
   Fd child_output;
@@ -180,8 +181,8 @@ Result<int> Process::wait(Millis timeout) {
 
 Status Process::write(std::string_view text) {
   // The peer may be gone: SIGPIPE must not end the test.
-  struct sigaction ignore {};
-  struct sigaction before {};
+  struct sigaction ignore{};
+  struct sigaction before{};
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &before);
   int err = 0;

@@ -20,9 +20,9 @@ namespace sluice::test {
 using Millis = std::chrono::milliseconds;
 
 struct SpawnOptions {
-  bool pipe_stdin = false;              // write() and close_input(); otherwise /dev/null
-  bool pipe_stdout = false;             // read_line(), read_all(); otherwise the test's own stdout
-  bool merge_stderr = false;            // stderr goes where stdout goes; otherwise the test's own stderr
+  bool pipe_stdin = false;                    // write() and close_input(); otherwise /dev/null
+  bool pipe_stdout = false;                   // read_line(), read_all(); otherwise the test's own stdout
+  bool merge_stderr = false;                  // stderr goes where stdout goes; otherwise the test's own stderr
   std::vector<std::string> environment = {};  // "NAME=value", added to the test's own
 };
 

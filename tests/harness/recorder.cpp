@@ -22,8 +22,9 @@ constexpr std::uint8_t kEcnOk = 1;
 constexpr std::uint8_t kEcnSeen = 8;
 
 const char* state_name(std::uint8_t state) {
-  static constexpr const char* kNames[] = {"0",       "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1",    "FIN_WAIT2",     "TIME_WAIT",
-                                           "CLOSE",   "CLOSE_WAIT",  "LAST_ACK", "LISTEN",   "CLOSING", "NEW_SYN_RECV", "BOUND_INACTIVE"};
+  static constexpr const char* kNames[] = {"0",         "ESTABLISHED", "SYN_SENT",     "SYN_RECV",      "FIN_WAIT1",
+                                           "FIN_WAIT2", "TIME_WAIT",   "CLOSE",        "CLOSE_WAIT",    "LAST_ACK",
+                                           "LISTEN",    "CLOSING",     "NEW_SYN_RECV", "BOUND_INACTIVE"};
   return state < std::size(kNames) ? kNames[state] : "unknown";
 }
 
@@ -104,8 +105,11 @@ Result<std::vector<SocketRecord>> Recorder::list(int netns_fd) const {
 }
 
 std::string to_json(const SocketRecord& s) {
-  nlohmann::ordered_json json{{"state", s.state},           {"local", s.local},   {"local_port", s.local_port},
-                              {"remote", s.remote},         {"remote_port", s.remote_port}};
+  nlohmann::ordered_json json{{"state", s.state},
+                              {"local", s.local},
+                              {"local_port", s.local_port},
+                              {"remote", s.remote},
+                              {"remote_port", s.remote_port}};
   if (s.full) {
     json.update(nlohmann::ordered_json{{"cca", s.cca},
                                        {"struct_ops_id", s.struct_ops_id},

@@ -10,15 +10,17 @@
 // its kernel identity (id, inode, start time) counts, not of its name. Needs root.
 #include <bpf/bpf.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <linux/types.h>
 #include <mntent.h>
 #include <net/if.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -141,11 +143,14 @@ void add_mounts(Snapshot& snapshot) {
     std::string_view type = entry->mnt_type;
     std::string folder = entry->mnt_dir;
     snapshot["mount"][fmt::format("{} on {}", type, folder)] = "umount " + folder;
-    if (type == "bpf")
+    // Something else may be mounted over it, or it hides under the root: then the path leads elsewhere.
+    struct statfs there{};
+    bool visible = ::statfs(folder.c_str(), &there) == 0;
+    if (type == "bpf" && visible && there.f_type == BPF_FS_MAGIC)
       each_folder_below(folder, [&](const fs::directory_entry& pin, bool is_folder) {
         snapshot["pin"][pin.path()] = (is_folder ? "rmdir " : "rm ") + pin.path().native();
       });
-    if (type == "cgroup2")
+    if (type == "cgroup2" && visible && there.f_type == CGROUP2_SUPER_MAGIC)
       each_folder_below(folder, [&](const fs::directory_entry& group, bool is_folder) {
         if (is_folder)
           snapshot["cgroup"][group.path()] =

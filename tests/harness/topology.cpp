@@ -28,9 +28,12 @@
 namespace sluice::test {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr const char* kNetnsRoot = "/run/netns";
 constexpr Millis kIpTimeout(30000);
 constexpr Millis kCgroupEmptyTimeout(5000);
+constexpr Millis kCarrierTimeout(10000);
 
 std::string without_prefix(const std::string& address) { return address.substr(0, address.find('/')); }
 bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
@@ -49,7 +52,7 @@ std::string sysctl_path(std::string key) {
 }
 
 Result<std::uint64_t> inode_of(int fd) {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(fd, &info) < 0) return fail_errno(errno, "cannot stat descriptor {}", fd);
   return info.st_ino;
 }
@@ -72,19 +75,43 @@ std::string mac_of(std::size_t host, std::size_t interface) {
   return fmt::format("02:51:00:{:02x}:{:02x}:{:02x}", host >> 8 & 0xff, host & 0xff, interface & 0xff);
 }
 
-// Frames as on a wire: real checksums, no super-packets. Runs inside the namespace.
-Status switch_off_offloads(const std::string& interface) {
+// Ethtool's answer, or its new setting. Runs inside the namespace.
+Status ethtool(const std::string& interface, ethtool_value& value) {
   Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return fail_errno(errno, "cannot open a socket");
+  ifreq request{};
+  interface.copy(request.ifr_name, IFNAMSIZ - 1);
+  request.ifr_data = reinterpret_cast<char*>(&value);
+  if (::ioctl(socket.get(), SIOCETHTOOL, &request) < 0)
+    return fail_errno(errno, "ethtool command {:#x} on {}", value.cmd, interface);
+  return {};
+}
+
+// Frames as on a wire: real checksums, no super-packets.
+Status switch_off_offloads(const std::string& interface) {
   for (std::uint32_t command : {ETHTOOL_SGRO, ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_STXCSUM}) {
     ethtool_value value{command, 0};
-    ifreq request{};
-    interface.copy(request.ifr_name, IFNAMSIZ - 1);
-    request.ifr_data = reinterpret_cast<char*>(&value);
-    if (::ioctl(socket.get(), SIOCETHTOOL, &request) < 0)
-      return fail_errno(errno, "cannot switch off offload {:#x} of {}", command, interface);
+    SLUICE_CHECK(ethtool(interface, value));
   }
   return {};
+}
+
+// The end of a veth pair that came up first hears of its carrier in a kernel worker, and drops what it is given until then.
+Status await_carrier(const std::string& interface) {
+  Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!socket) return fail_errno(errno, "cannot open a socket");
+  auto deadline = std::chrono::steady_clock::now() + kCarrierTimeout;
+  for (;;) {
+    ifreq request{};
+    interface.copy(request.ifr_name, IFNAMSIZ - 1);
+    if (::ioctl(socket.get(), SIOCGIFFLAGS, &request) < 0) return fail_errno(errno, "cannot read the flags of {}", interface);
+    if ((request.ifr_flags & IFF_RUNNING) != 0) break;
+    if (std::chrono::steady_clock::now() > deadline) return fail(Code::kTimeout, "{} got no carrier", interface);
+    std::this_thread::sleep_for(Millis(1));
+  }
+  // The flag is set in the middle of the worker's turn; ethtool waits for the lock it holds.
+  ethtool_value value{ETHTOOL_GLINK, 0};
+  return ethtool(interface, value);
 }
 
 struct Port {
@@ -258,7 +285,7 @@ Status Topology::add_hosts(const TopologySpec& spec) {
     std::string cgroup = cgroup_ + "/" + host_spec.name;
     if (::mkdir(cgroup.c_str(), 0755) < 0) return fail_errno(errno, "cannot make cgroup {}", cgroup);
     host->cgroup_ = cgroup;
-    struct stat info {};
+    struct stat info{};
     if (::stat(cgroup.c_str(), &info) < 0) return fail_errno(errno, "cannot stat {}", cgroup);
     host->cgroup_id_ = info.st_ino;
 
@@ -275,17 +302,24 @@ Status Topology::add_hosts(const TopologySpec& spec) {
 
     std::map<std::string, std::string> sysctls = {
         // No packet that the test did not ask for: link-local addresses, duplicate address detection, router solicitation.
-        {"net.ipv6.conf.default.addr_gen_mode", "1"},    {"net.ipv6.conf.default.accept_dad", "0"},
-        {"net.ipv6.conf.default.accept_ra", "0"},        {"net.ipv6.conf.default.autoconf", "0"},
+        {"net.ipv6.conf.default.addr_gen_mode", "1"},
+        {"net.ipv6.conf.default.accept_dad", "0"},
+        {"net.ipv6.conf.default.accept_ra", "0"},
+        {"net.ipv6.conf.default.autoconf", "0"},
         {"net.ipv6.conf.default.router_solicitations", "0"},
         {"net.ipv4.ip_forward", host_spec.forwarding ? "1" : "0"},
         {"net.ipv6.conf.all.forwarding", host_spec.forwarding ? "1" : "0"},
         {"net.ipv6.conf.default.forwarding", host_spec.forwarding ? "1" : "0"},
     };
+    // A switch is no firewall, and without addresses a frame that went through IPv4 rules would be dropped as unroutable.
+    if (host_spec.bridge && fs::exists("/proc/sys/net/bridge"))
+      for (const char* table : {"iptables", "ip6tables", "arptables"})
+        sysctls[std::string("net.bridge.bridge-nf-call-") + table] = "0";
     for (const auto& [key, value] : host_spec.sysctls) sysctls[key] = value;
     for (const auto& [key, value] : sysctls)
-      SLUICE_CHECK(host->set_sysctl(key, value).map_error(
-          [&](Error error) { return std::move(error).within("sysctl of host " + host_spec.name); }));
+      SLUICE_CHECK(host->set_sysctl(key, value).map_error([&](Error error) {
+        return std::move(error).within("sysctl of host " + host_spec.name);
+      }));
     hosts_.push_back(std::move(host));
   }
   return {};
@@ -300,12 +334,13 @@ Status Topology::add_links(const TopologySpec& spec) {
   };
   std::vector<std::string> devices(hosts_.size(), "link set lo up\n");
   std::vector<std::string> settings(hosts_.size());
-  std::vector<std::string> forwarding(hosts_.size());        // for bridge(8)
+  std::vector<std::string> forwarding(hosts_.size());       // for bridge(8)
   std::vector<std::set<std::string>> plain(hosts_.size());  // interfaces without offloads
   for (std::size_t i = 0; i < hosts_.size(); i++)
-    if (hosts_[i]->spec_.bridge) devices[i] += "link add br0 type bridge forward_delay 0 mcast_snooping 0\nlink set br0 up\n";
+    if (hosts_[i]->spec_.bridge)
+      devices[i] += "link add br0 type bridge forward_delay 0 mcast_snooping 0\nlink set br0 arp off up\n";
 
-  std::vector<std::vector<Port>> segments;           // ports that share a wire
+  std::vector<std::vector<Port>> segments;               // ports that share a wire
   std::map<std::size_t, std::size_t> segment_of_bridge;  // host index -> segments index
   for (const LinkSpec& link : spec.links) {
     SLUICE_TRY(host_a, index_of(link.a.host));
@@ -332,11 +367,13 @@ Status Topology::add_links(const TopologySpec& spec) {
     // A switch that had to learn would flood the first frames to everybody.
     for (auto [port, peer] : {std::pair{port_a, port_b}, std::pair{port_b, port_a}})
       if (hosts_[port.host]->spec_.bridge && !hosts_[peer.host]->spec_.bridge)
-        forwarding[port.host] += fmt::format("fdb replace {} dev eth{} master static\n", mac_of(peer.host, peer.interface), port.interface);
+        forwarding[port.host] +=
+            fmt::format("fdb replace {} dev eth{} master static\n", mac_of(peer.host, peer.interface), port.interface);
     const Interface& a = hosts_[host_a]->interfaces_.back();
     const Interface& b = hosts_[host_b]->interfaces_.back();
-    devices[host_a] += fmt::format("link add {} mtu {} address {} type veth peer name {} mtu {} address {} netns /proc/{}/fd/{}\n",
-                                   a.name, link.mtu, a.mac, b.name, link.mtu, b.mac, ::getpid(), hosts_[host_b]->netns_.get());
+    devices[host_a] +=
+        fmt::format("link add {} mtu {} address {} type veth peer name {} mtu {} address {} netns /proc/{}/fd/{}\n", a.name,
+                    link.mtu, a.mac, b.name, link.mtu, b.mac, ::getpid(), hosts_[host_b]->netns_.get());
   }
 
   for (std::size_t i = 0; i < hosts_.size(); i++) {
@@ -344,7 +381,8 @@ Status Topology::add_links(const TopologySpec& spec) {
       for (const std::string& address : interface.addresses)
         settings[i] += fmt::format("addr add {} dev {}{}\n", address, interface.name, is_ipv6(address) ? " nodad" : "");
       if (hosts_[i]->spec_.bridge) settings[i] += fmt::format("link set {} master br0\n", interface.name);
-      settings[i] += fmt::format("link set {} up\n", interface.name);
+      // NOARP also keeps IPv6 from joining multicast groups, and so from reporting them.
+      settings[i] += fmt::format("link set {} arp off up\n", interface.name);
     }
   }
   for (const auto& ports : segments)
@@ -387,6 +425,13 @@ Status Topology::add_links(const TopologySpec& spec) {
   for (std::size_t i = 0; i < hosts_.size(); i++) {
     SLUICE_CHECK(batch(*hosts_[i], "ip", settings[i]));
     SLUICE_CHECK(batch(*hosts_[i], "bridge", forwarding[i]));
+  }
+  for (const auto& host : hosts_) {
+    auto await_all = [&host]() -> Status {
+      for (const Interface& interface : host->interfaces_) SLUICE_CHECK(await_carrier(interface.name));
+      return {};
+    };
+    SLUICE_CHECK(host->call(await_all));
   }
   return {};
 }

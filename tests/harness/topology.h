@@ -7,8 +7,9 @@
 //       .links = {{.a = {"a", {"10.1.0.1/24", "fd01::1/64"}}, .b = {"b", {"10.1.0.2/24", "fd01::2/64"}}}}});
 //   auto server = topology->host("b").spawn({"traffic", "server", ...});
 //
-// A host is a network namespace and a cgroup2 folder. Packets are deterministic: no duplicate address detection, no router
-// solicitation, no link-local addresses, permanent neighbour entries, fixed MACs. By default frames are as on a wire: at most
+// A host is a network namespace and a cgroup2 folder. The wire carries what the test sends and nothing else: no duplicate
+// address detection, router solicitation, link-local address, multicast report, ARP or neighbour discovery; MACs are fixed and
+// neighbour entries permanent (an address added later needs one too: `ip neigh`). By default frames are as on a wire: at most
 // the MTU, with real checksums (offloads off).
 //
 // Namespaces are held by descriptors, so a test that dies leaves none; `bind_names` also puts them under /run/netns, where
@@ -144,7 +145,8 @@ class Topology {
   std::vector<std::unique_ptr<Host>> hosts_;
 };
 
-// "sluice-test-<Suite>.<Test>-<pid>-<n>", n counting calls in this process; without a running gtest test, "sluice-test-<pid>-<n>".
+// "sluice-test-<Suite>.<Test>-<pid>-<n>", n counting calls in this process; without a running gtest test,
+// "sluice-test-<pid>-<n>".
 std::string unique_name();
 // Runs `body` on a thread inside the network namespace of a descriptor (-1 = the caller's own).
 Status in_netns(int netns_fd, const std::function<Status()>& body);

@@ -85,7 +85,8 @@ Result<std::vector<TrafficRecord>> read_traffic_records(const std::string& path)
   std::vector<TrafficRecord> records;
   for (std::string line; std::getline(file, line);) {
     auto json = nlohmann::json::parse(line, nullptr, false);
-    if (json.is_discarded()) return fail(fail(Code::kCorrupt, "no JSON: {}", line).value().at(fmt::format("{}:{}", path, records.size() + 1)));
+    if (json.is_discarded())
+      return fail(fail(Code::kCorrupt, "no JSON: {}", line).value().at(fmt::format("{}:{}", path, records.size() + 1)));
     try {
       records.push_back({.event = json.at("event"),
                          .role = json.at("role"),
@@ -104,7 +105,8 @@ Result<std::vector<TrafficRecord>> read_traffic_records(const std::string& path)
                          .cookie = json.at("cookie"),
                          .netns_inode = json.at("netns")});
     } catch (const nlohmann::json::exception& error) {
-      return fail(fail(Code::kCorrupt, "{}: {}", error.what(), line).value().at(fmt::format("{}:{}", path, records.size() + 1)));
+      return fail(
+          fail(Code::kCorrupt, "{}: {}", error.what(), line).value().at(fmt::format("{}:{}", path, records.size() + 1)));
     }
   }
   return records;

@@ -28,18 +28,18 @@ struct TrafficSummary {
   double seconds = 0;
   std::map<std::string, std::uint64_t> cca_at_open;  // TCP_CONGESTION -> connections
   std::map<std::string, std::uint64_t> cca_at_close;
-  std::uint64_t ecn_at_open = 0;       // ECN negotiated
-  std::uint64_t ecn_seen_at_close = 0;  // a packet with ECT arrived
+  std::uint64_t ecn_at_open = 0;                // ECN negotiated
+  std::uint64_t ecn_seen_at_close = 0;          // a packet with ECT arrived
   std::map<std::string, std::uint64_t> errors;  // reason -> count
 };
 
 // One line of --record.
 struct TrafficRecord {
-  std::string event;  // "open", "sample", "close", "fail"
-  std::string role;   // "client", "server"
-  std::uint64_t id;   // chosen by the client, the same at both ends
-  std::uint64_t run;  // of the client process
-  std::uint64_t time_ns;  // CLOCK_MONOTONIC
+  std::string event;          // "open", "sample", "close", "fail"
+  std::string role;           // "client", "server"
+  std::uint64_t id;           // chosen by the client, the same at both ends
+  std::uint64_t run;          // of the client process
+  std::uint64_t time_ns;      // CLOCK_MONOTONIC
   std::string local, remote;  // "address:port", "[address]:port"
   std::string cca;
   bool ecn, ecn_seen;

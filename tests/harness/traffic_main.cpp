@@ -186,21 +186,36 @@ Options parse_options(int argc, char** argv) {
       if (*end != '\0' || !(s >= 0 && s <= 86400)) die(2, fmt::format("{} takes seconds up to a day, not '{}'", name, value));
       return s;
     };
-    if (name == "--listen" && options.server) options.listen.push_back(parse_address(value, true));
-    else if (name == "--connect" && !options.server) options.connect.push_back(parse_address(value, true));
-    else if (name == "--bind" && !options.server) options.bind.push_back(parse_address(value, false));
-    else if (name == "--record") options.record = value;
-    else if (name == "--cca") options.cca = value;
-    else if (name == "--connections") options.connections = number(100000000);
-    else if (name == "--concurrency" && !options.server) options.concurrency = number(1000000);
-    else if (name == "--rate" && !options.server) options.rate = number(1000000);
-    else if (name == "--bytes" && !options.server) options.bytes = number(kMaxBody);
-    else if (name == "--reply-bytes" && !options.server) options.reply_bytes = number(kMaxBody);
-    else if (name == "--requests" && !options.server) options.requests = number(1000000000);
-    else if (name == "--hold" && !options.server) options.hold_s = seconds();
-    else if (name == "--period" && !options.server) options.period_ms = number(3600000);
-    else if (name == "--max-seconds") options.max_s = seconds();
-    else die(2, fmt::format("unknown option {} for a {}; see --help", name, mode));
+    if (name == "--listen" && options.server)
+      options.listen.push_back(parse_address(value, true));
+    else if (name == "--connect" && !options.server)
+      options.connect.push_back(parse_address(value, true));
+    else if (name == "--bind" && !options.server)
+      options.bind.push_back(parse_address(value, false));
+    else if (name == "--record")
+      options.record = value;
+    else if (name == "--cca")
+      options.cca = value;
+    else if (name == "--connections")
+      options.connections = number(100000000);
+    else if (name == "--concurrency" && !options.server)
+      options.concurrency = number(1000000);
+    else if (name == "--rate" && !options.server)
+      options.rate = number(1000000);
+    else if (name == "--bytes" && !options.server)
+      options.bytes = number(kMaxBody);
+    else if (name == "--reply-bytes" && !options.server)
+      options.reply_bytes = number(kMaxBody);
+    else if (name == "--requests" && !options.server)
+      options.requests = number(1000000000);
+    else if (name == "--hold" && !options.server)
+      options.hold_s = seconds();
+    else if (name == "--period" && !options.server)
+      options.period_ms = number(3600000);
+    else if (name == "--max-seconds")
+      options.max_s = seconds();
+    else
+      die(2, fmt::format("unknown option {} for a {}; see --help", name, mode));
   }
   if (options.server && options.listen.empty()) die(2, "a server needs --listen");
   if (!options.server) {
@@ -451,12 +466,9 @@ void Engine::established(Connection& c) {
 
 void Engine::begin_request(Connection& c) {
   bool last = stopping_ || (options_.hold_s > 0 ? now_ns() >= c.hold_until_ns : c.requests + 1 >= options_.requests);
-  c.header = {kMagic,
-              last ? 1u : 0u,
-              static_cast<std::uint32_t>(options_.bytes),
-              static_cast<std::uint32_t>(options_.reply_bytes),
-              c.id,
-              c.run};
+  c.header = {
+      kMagic, last ? 1u : 0u, static_cast<std::uint32_t>(options_.bytes), static_cast<std::uint32_t>(options_.reply_bytes),
+      c.id,   c.run};
   c.phase = Phase::kSendHeader;
   c.done = 0;
 }
@@ -465,7 +477,8 @@ void Engine::begin_request(Connection& c) {
 bool Engine::transfer_header(Connection& c, bool send) {
   char* at = reinterpret_cast<char*>(&c.header) + c.done;
   std::size_t left = sizeof(c.header) - c.done;
-  ssize_t moved = send ? ::send(c.fd, at, left, MSG_NOSIGNAL | (c.header.body_bytes != 0 ? MSG_MORE : 0)) : ::recv(c.fd, at, left, 0);
+  ssize_t moved =
+      send ? ::send(c.fd, at, left, MSG_NOSIGNAL | (c.header.body_bytes != 0 ? MSG_MORE : 0)) : ::recv(c.fd, at, left, 0);
   if (moved < 0) {
     if (errno == EAGAIN)
       set_interest(c, send ? EPOLLOUT : EPOLLIN);
@@ -713,7 +726,8 @@ int Engine::timeout_ms(std::uint64_t now) const {
   std::uint64_t due = stopping_ ? std::min(deadline_ns_, drain_until_ns_) : deadline_ns_;
   if (!timers_.empty()) due = std::min(due, timers_.top().due_ns);
   if (options_.rate != 0 && !stopping_ && launched_ < options_.connections && live_ < options_.concurrency)
-    due = std::min(due, started_ns_ + static_cast<std::uint64_t>(static_cast<__uint128_t>(launched_) * kSecond / options_.rate));
+    due =
+        std::min(due, started_ns_ + static_cast<std::uint64_t>(static_cast<__uint128_t>(launched_) * kSecond / options_.rate));
   return due <= now ? 0 : static_cast<int>((due - now) / 1000000 + 1);
 }
 
@@ -723,7 +737,7 @@ int Engine::run() {
     files.rlim_cur = files.rlim_max;
     ::setrlimit(RLIMIT_NOFILE, &files);
   }
-  struct stat netns {};
+  struct stat netns{};
   if (::stat("/proc/self/ns/net", &netns) == 0) netns_ = netns.st_ino;
   if (::getrandom(&run_, sizeof(run_), 0) != sizeof(run_)) die_errno("getrandom");
   run_ >>= 11;  // JSON readers keep 53 bits
@@ -803,12 +817,13 @@ void Engine::print_summary(std::uint64_t elapsed_ns) {
     for (const auto& [name, count] : counts) text += fmt::format("{}\"{}\":{}", text.empty() ? "" : ",", name, count);
     return "{" + text + "}";
   };
-  announce(fmt::format("{{\"role\":\"{}\",\"run\":{},\"netns\":{},\"opened\":{},\"closed\":{},\"failed\":{},\"requests\":{},"
-                       "\"bytes\":{},\"seconds\":{:.6f},\"ecn_at_open\":{},\"ecn_seen_at_close\":{},\"cca_at_open\":{},"
-                       "\"cca_at_close\":{},\"errors\":{}}}",
-                       options_.server ? "server" : "client", run_, netns_, opened_, closed_, failed_, requests_, bytes_,
-                       static_cast<double>(elapsed_ns) / static_cast<double>(kSecond), ecn_at_open_, ecn_seen_at_close_,
-                       object(cca_at_open_), object(cca_at_close_), object(errors_)));
+  announce(
+      fmt::format("{{\"role\":\"{}\",\"run\":{},\"netns\":{},\"opened\":{},\"closed\":{},\"failed\":{},\"requests\":{},"
+                  "\"bytes\":{},\"seconds\":{:.6f},\"ecn_at_open\":{},\"ecn_seen_at_close\":{},\"cca_at_open\":{},"
+                  "\"cca_at_close\":{},\"errors\":{}}}",
+                  options_.server ? "server" : "client", run_, netns_, opened_, closed_, failed_, requests_, bytes_,
+                  static_cast<double>(elapsed_ns) / static_cast<double>(kSecond), ecn_at_open_, ecn_seen_at_close_,
+                  object(cca_at_open_), object(cca_at_close_), object(errors_)));
 }
 
 }  // namespace
