@@ -151,13 +151,18 @@ Error libbpf_error(int err, std::string what) {
 }
 
 Status expect_kind(int fd, FdKind kind) {
-  constexpr std::string_view kLinks[] = {"anon_inode:bpf-map", "anon_inode:bpf-prog", "anon_inode:bpf_link"};
-  constexpr std::string_view kNames[] = {"map", "program", "link"};
+  struct Kind {
+    std::string_view name;
+    std::string_view inode, inode_too;
+  };
+  // A link's descriptor is spelled one way where it was created and the other where it was opened by id or pin.
+  static constexpr Kind kKinds[] = {{"map", "anon_inode:bpf-map", {}},
+                                    {"program", "anon_inode:bpf-prog", {}},
+                                    {"link", "anon_inode:bpf_link", "anon_inode:bpf-link"}};
+  const Kind& wanted = kKinds[static_cast<std::size_t>(kind)];
   SLUICE_TRY(target, read_link(fmt::format("/proc/self/fd/{}", fd)));
-  const auto index = static_cast<std::size_t>(kind);
-  // Links that can be polled are named bpf_link_poll... from 6.11 on; all start alike.
-  if (target.starts_with(kLinks[index])) return {};
-  return fail(Code::kConflict, "is not a BPF {} but {}", kNames[index], target);
+  if (target == wanted.inode || target == wanted.inode_too) return {};
+  return fail(Code::kConflict, "is not a BPF {} but {}", wanted.name, target);
 }
 
 }  // namespace sluice::bpfio

@@ -7,6 +7,7 @@
 #include <bpf/btf.h>
 #include <bpf/libbpf.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/resource.h>
@@ -134,15 +135,31 @@ Finding present(std::string reason) { return {Presence::kPresent, std::move(reas
 Finding absent(std::string reason) { return {Presence::kAbsent, std::move(reason)}; }
 Finding unknown(std::string reason) { return {Presence::kUnknown, std::move(reason)}; }
 
-// What a refused load or creation means: no right to ask is no answer.
+// One of CapEff's bits, or nothing if it cannot be read.
+std::optional<bool> has_capability(const std::string& proc, unsigned bit) {
+  auto text = read_file(proc + "/self/status");
+  if (!text) return std::nullopt;
+  for (std::string_view line : split(*text, '\n')) {
+    constexpr std::string_view kKey = "CapEff:";
+    if (!line.starts_with(kKey)) continue;
+    auto mask = parse_int<std::uint64_t>(trim(line.substr(kKey.size())), 16);
+    if (mask) return (*mask >> bit & 1) != 0;
+  }
+  return std::nullopt;
+}
+
+// What a refused load or creation means.
 Finding refused(int err, std::string_view what, std::string_view log = {}) {
   err = std::abs(err);
-  if (err == EPERM) return unknown(fmt::format("{}: not permitted", what));
+  if (err == EPERM) {
+    // No right to ask is no answer; but CAP_SYS_ADMIN is every right that bpf(2) asks for.
+    if (has_capability("/proc", CAP_SYS_ADMIN) != true) return unknown(fmt::format("{}: not permitted", what));
+    return absent(fmt::format("{}: forbidden, whatever the rights: a security policy of this kernel", what));
+  }
   if (err == ENOMEM || err == ENOSPC || err == EMFILE || err == ENFILE)
     return unknown(fmt::format("{}: {}", what, std::strerror(err)));
-  std::string reason = fmt::format("{}: {}", what, libbpf_error(err, "refused").message());
-  if (std::string line = std::string(trim(log)); !line.empty())
-    reason += fmt::format(" ({})", line.substr(line.rfind('\n') + 1));
+  std::string reason = fmt::format("{}: {}", what, std::strerror(err));
+  if (!log.empty()) reason += fmt::format(" ({})", log);
   return absent(std::move(reason));
 }
 
@@ -241,17 +258,9 @@ Finding probe_cgroup2(const ProbeRoots& roots) {
 }
 
 Finding probe_capability(const ProbeRoots& roots, unsigned bit) {
-  const std::string path = roots.proc + "/self/status";
-  auto text = read_file(path);
-  if (!text) return unknown(text.error().message());
-  for (std::string_view line : split(*text, '\n')) {
-    constexpr std::string_view kKey = "CapEff:";
-    if (!line.starts_with(kKey)) continue;
-    auto mask = parse_int<std::uint64_t>(trim(line.substr(kKey.size())), 16);
-    if (!mask) break;
-    return (*mask >> bit & 1) != 0 ? present("held") : absent("not held");
-  }
-  return unknown(path + " has no CapEff");
+  auto held = has_capability(roots.proc, bit);
+  if (!held) return unknown(roots.proc + "/self/status does not tell");
+  return *held ? present("held") : absent("not held");
 }
 
 Finding probe_memlock() {
@@ -272,12 +281,41 @@ Finding probe_sockops_link() {
   return refused(errno, "creating a link");
 }
 
+// Type information that holds "int" as type 1: for maps that cannot be had without.
+struct IntType {
+  std::unique_ptr<btf, decltype(&btf__free)> types{btf__new_empty(), &btf__free};
+  int id = -1;
+};
+Result<IntType> load_int_type() {
+  IntType made;
+  if (!made.types) return fail(libbpf_error(errno, "making type information"));
+  made.id = btf__add_int(made.types.get(), "int", 4, BTF_INT_SIGNED);
+  if (made.id < 0) return fail(libbpf_error(made.id, "making type information"));
+  if (int err = btf__load_into_kernel(made.types.get()); err != 0) return fail(libbpf_error(err, "loading type information"));
+  return made;
+}
+
+Result<UniqueFd> create_sk_storage() {
+  SLUICE_TRY(integer, load_int_type());
+  LIBBPF_OPTS(bpf_map_create_opts, options);
+  options.map_flags = BPF_F_NO_PREALLOC;
+  options.btf_fd = static_cast<__u32>(btf__fd(integer.types.get()));
+  options.btf_key_type_id = static_cast<__u32>(integer.id);
+  options.btf_value_type_id = static_cast<__u32>(integer.id);
+  UniqueFd map(bpf_map_create(BPF_MAP_TYPE_SK_STORAGE, "sl_probe", 4, 4, 0, &options));
+  if (!map) return fail(libbpf_error(errno, "creating socket storage"));
+  return map;
+}
+
 Finding create_struct_ops(std::uint32_t flags) {
   auto types = kernel_btf();
   if (!types) return unknown(types.error().message());
   const int id = btf__find_by_name_kind(*types, "bpf_struct_ops_tcp_congestion_ops", BTF_KIND_STRUCT);
   if (id < 0) return absent("the kernel has no bpf_struct_ops_tcp_congestion_ops");
+  auto integer = load_int_type();  // the map must come with some type information, though none of it is used
+  if (!integer) return refused(integer.error().sys_errno, integer.error().what);
   LIBBPF_OPTS(bpf_map_create_opts, options);
+  options.btf_fd = static_cast<__u32>(btf__fd(integer->types.get()));
   options.btf_vmlinux_value_type_id = static_cast<__u32>(id);
   options.map_flags = flags;
   const auto size = static_cast<__u32>(btf__resolve_size(*types, static_cast<__u32>(id)));
@@ -301,23 +339,6 @@ Finding probe_cong_control4() {
                           : absent(fmt::format("cong_control takes {} arguments", arguments));
   }
   return absent("tcp_congestion_ops has no cong_control");
-}
-
-// A socket storage map needs types for its key and value.
-Result<UniqueFd> create_sk_storage() {
-  std::unique_ptr<btf, decltype(&btf__free)> types(btf__new_empty(), &btf__free);
-  if (!types) return fail(libbpf_error(errno, "cannot make type information"));
-  const int id = btf__add_int(types.get(), "int", 4, BTF_INT_SIGNED);
-  if (id < 0) return fail(libbpf_error(id, "cannot make type information"));
-  if (int err = btf__load_into_kernel(types.get()); err != 0) return fail(libbpf_error(err, "cannot load type information"));
-  LIBBPF_OPTS(bpf_map_create_opts, options);
-  options.map_flags = BPF_F_NO_PREALLOC;
-  options.btf_fd = static_cast<__u32>(btf__fd(types.get()));
-  options.btf_key_type_id = static_cast<__u32>(id);
-  options.btf_value_type_id = static_cast<__u32>(id);
-  UniqueFd map(bpf_map_create(BPF_MAP_TYPE_SK_STORAGE, "sl_probe", 4, 4, 0, &options));
-  if (!map) return fail(libbpf_error(errno, "cannot create socket storage"));
-  return map;
 }
 
 Finding probe_struct_ops_sk_storage() {
@@ -389,13 +410,13 @@ Finding find(FeatureId id, const ProbeRoots& roots) {
     case FeatureId::kCgroup2:
       return probe_cgroup2(roots);
     case FeatureId::kCapBpf:
-      return probe_capability(roots, 39);
+      return probe_capability(roots, CAP_BPF);
     case FeatureId::kCapNetAdmin:
-      return probe_capability(roots, 12);
+      return probe_capability(roots, CAP_NET_ADMIN);
     case FeatureId::kCapPerfmon:
-      return probe_capability(roots, 38);
+      return probe_capability(roots, CAP_PERFMON);
     case FeatureId::kCapSysAdmin:
-      return probe_capability(roots, 21);
+      return probe_capability(roots, CAP_SYS_ADMIN);
     case FeatureId::kMemlock:
       return probe_memlock();
     case FeatureId::kSockopsLink:

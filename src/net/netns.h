@@ -32,7 +32,8 @@ struct NetnsScan {
 // Reads only below `proc_root`. Cost: one readlink per thread, and one per open descriptor if `descriptors`.
 Result<NetnsScan> scan_netns(const std::string& proc_root = "/proc", bool descriptors = true);
 
-// A namespace that stays alive as long as this object.
+// A namespace that stays alive as long as this object: hold it briefly. A mount that it was opened through stays busy for
+// umount(2), not for the lazy one that ip-netns and container runtimes use.
 struct Netns {
   std::uint64_t inode = 0;
   UniqueFd fd;
