@@ -15,10 +15,10 @@
 #define AF_INET 2
 #define AF_INET6 10
 /*
- * Owner of operations that BPF registered (include/linux/bpf.h): 0xeB9F << 48 plus the illegal pointer value, which is
+ * Owner of operations that BPF registered (include/linux/bpf.h): 0xeB9F << 2 plus the illegal pointer value, which is
  * 0xdead << 48 on x86-64 and arm64.
  */
-#define BPF_MODULE_OWNER ((0xeB9FULL << 48) + (0xdeadULL << 48))
+#define BPF_MODULE_OWNER ((0xeB9FULL << 2) + (0xdeadULL << 48))
 
 static void put_v4(__u8 *out, __be32 address)
 {

@@ -34,6 +34,7 @@ constexpr const char* kNetnsRoot = "/run/netns";
 constexpr Millis kIpTimeout(30000);
 constexpr Millis kCgroupEmptyTimeout(5000);
 constexpr Millis kCarrierTimeout(10000);
+constexpr int kFirstIndex = 100;  // of the links' interfaces; lower ones belong to loopback and bridges
 
 std::string without_prefix(const std::string& address) { return address.substr(0, address.find('/')); }
 bool is_ipv6(const std::string& address) { return address.find(':') != std::string::npos; }
@@ -314,7 +315,7 @@ Status Topology::add_hosts(const TopologySpec& spec) {
     // A switch is no firewall, and without addresses a frame that went through IPv4 rules would be dropped as unroutable.
     if (host_spec.bridge && fs::exists("/proc/sys/net/bridge"))
       for (const char* table : {"iptables", "ip6tables", "arptables"})
-        sysctls[std::string("net.bridge.bridge-nf-call-") + table] = "0";
+        sysctls[fmt::format("net.bridge.bridge-nf-call-{}", table)] = "0";
     for (const auto& [key, value] : host_spec.sysctls) sysctls[key] = value;
     for (const auto& [key, value] : sysctls)
       SLUICE_CHECK(host->set_sysctl(key, value).map_error([&](Error error) {
@@ -342,6 +343,7 @@ Status Topology::add_links(const TopologySpec& spec) {
 
   std::vector<std::vector<Port>> segments;               // ports that share a wire
   std::map<std::size_t, std::size_t> segment_of_bridge;  // host index -> segments index
+  int links = 0;
   for (const LinkSpec& link : spec.links) {
     SLUICE_TRY(host_a, index_of(link.a.host));
     SLUICE_TRY(host_b, index_of(link.b.host));
@@ -371,9 +373,11 @@ Status Topology::add_links(const TopologySpec& spec) {
             fmt::format("fdb replace {} dev eth{} master static\n", mac_of(peer.host, peer.interface), port.interface);
     const Interface& a = hosts_[host_a]->interfaces_.back();
     const Interface& b = hosts_[host_b]->interfaces_.back();
-    devices[host_a] +=
-        fmt::format("link add {} mtu {} address {} type veth peer name {} mtu {} address {} netns /proc/{}/fd/{}\n", a.name,
-                    link.mtu, a.mac, b.name, link.mtu, b.mac, ::getpid(), hosts_[host_b]->netns_.get());
+    // Equal indexes on both ends would make the kernel take the link for a lone interface and report its carrier a second late.
+    int index = kFirstIndex + 2 * links++;
+    devices[host_a] += fmt::format(
+        "link add {} index {} mtu {} address {} type veth peer name {} index {} mtu {} address {} netns /proc/{}/fd/{}\n",
+        a.name, index, link.mtu, a.mac, b.name, index + 1, link.mtu, b.mac, ::getpid(), hosts_[host_b]->netns_.get());
   }
 
   for (std::size_t i = 0; i < hosts_.size(); i++) {
@@ -399,8 +403,7 @@ Status Topology::add_links(const TopologySpec& spec) {
     }
   for (const RouteSpec& route : spec.routes) {
     SLUICE_TRY(host, index_of(route.host));
-    settings[host] += fmt::format("{} route add {} via {} {}\n", is_ipv6(route.via) ? "-6" : "-4", route.destination, route.via,
-                                  route.options);
+    settings[host] += fmt::format("route add {} via {} {}\n", route.destination, route.via, route.options);
   }
 
   auto batch = [](const Host& host, const char* tool, const std::string& commands) -> Status {
