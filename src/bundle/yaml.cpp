@@ -28,12 +28,39 @@ std::string place(std::string_view source, Mark mark) {
   return fmt::format("{}:{}:{}", source, mark.line, mark.column);
 }
 
-// Printable and short, whatever the input holds.
-std::string excerpt(std::string_view text) {
-  std::string out;
-  for (char c : text.substr(0, kMaxQuoted)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  if (text.size() > kMaxQuoted) out += "...";
+// Offset of the first byte that is not part of well-formed UTF-8 (RFC 3629), or npos.
+std::size_t first_invalid_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    auto at = [&](std::size_t k) { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u; };
+    unsigned lead = at(i);
+    std::size_t length = lead < 0x80                   ? 1
+                         : lead >= 0xc2 && lead < 0xe0 ? 2
+                         : lead >= 0xe0 && lead < 0xf0 ? 3
+                         : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                       : 0;
+    if (length == 0) return i;
+    for (std::size_t k = 1; k < length; ++k)
+      if ((at(i + k) & 0xc0) != 0x80) return i;
+    unsigned second = at(i + 1);
+    if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) || (lead == 0xf0 && second < 0x90) ||
+        (lead == 0xf4 && second > 0x8f))
+      return i;
+    i += length;
+  }
+  return std::string_view::npos;
+}
+
+// Fit for terminals, JSON and protobuf, whatever the input holds and wherever it was cut.
+std::string printable(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  for (std::size_t bad = first_invalid_utf8(out); bad != std::string::npos; bad = first_invalid_utf8(out)) out[bad] = '?';
   return out;
+}
+
+std::string excerpt(std::string_view text) {
+  return printable(text.substr(0, kMaxQuoted)) + (text.size() > kMaxQuoted ? "..." : "");
 }
 
 std::string_view kind_name(const Node& node) {
@@ -190,7 +217,7 @@ void Problems::add(std::string where, std::string what, std::string remedy) {
     ++omitted_;
     return;
   }
-  list_.push_back({std::move(where), std::move(what), std::move(remedy)});
+  list_.push_back({std::move(where), printable(what), printable(remedy)});
 }
 
 Error Problems::to_error() const {
@@ -216,9 +243,10 @@ Result<Node> parse(std::string_view text, std::string_view source) {
   };
   if (text.size() > kMaxBytes) return refuse({}, "the document is larger than 64 MiB", "split it");
   // yaml-cpp recodes UTF-16 and stops at NUL: neither is meant in what people write for us.
-  if (auto nul = text.find('\0'); nul != std::string_view::npos)
-    return refuse({static_cast<int>(std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(nul), '\n')) + 1, 1},
-                  "the document holds a NUL byte", "save it as UTF-8 text");
+  if (auto bad = std::min(text.find('\0'), first_invalid_utf8(text)); bad != std::string_view::npos) {
+    auto line = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(bad), '\n') + 1;
+    return refuse({static_cast<int>(line), 1}, "the line holds bytes that are not UTF-8 text", "save the file as UTF-8");
+  }
   ViewBuffer buffer(text);
   std::istream stream(&buffer);
   Builder builder;

@@ -254,9 +254,11 @@ class DocumentReader {
       return out;
     }
     for (const yaml::Entry& entry : node.entries) {
-      if (entry.value.kind != Node::Kind::kScalar)
-        reader_.problem(entry.value.mark.line > 0 ? entry.value.mark : entry.mark,
-                        fmt::format("parameter '{}' must be a single value", entry.key.substr(0, 60)),
+      if (!valid_name(entry.key))
+        reader_.problem(entry.mark, fmt::format("'{}' is not the name of a parameter", entry.key.substr(0, 60)),
+                        std::string(kNameRemedy));
+      else if (entry.value.kind != Node::Kind::kScalar)
+        reader_.problem(entry.mark, fmt::format("parameter '{}' must be a single value", entry.key),
                         "write a number, true or false");
       else
         out.push_back({entry.key, entry.value, entry.mark});

@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadManifest{"TwiceKey", "state:", "name: x\nstate:", "b.yaml:17:1", "key 'name' is given twice", "keep one"},
         BadManifest{"Alias", "summary: a CCA for tests", "summary: &a x", "b.yaml:4:10", "an anchor (&) is not allowed",
                     "write the value out"}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& tested) { return std::string(tested.param.name); });
 
 TEST(Manifest, ReportsSeveralProblemsAtOnceAndStopsAtTwenty) {
   std::string text = with(with(std::string(kGood), "class: cca", "class: x"), "version: 1.0.0", "version: x");
@@ -160,7 +160,11 @@ TEST(Yaml, RefusesWhatIsNotOneBoundedDocument) {
     EXPECT_THAT(node.error().where, StartsWith("t.yaml:"));
     EXPECT_FALSE(node.error().remedy.empty());
   }
-  EXPECT_FALSE(yaml::parse(std::string_view("a: \0b", 5), "t.yaml"));
+  for (std::string_view text :
+       {std::string_view("x: 1\na: \0b", 10), std::string_view("x: 1\na: \xff"), std::string_view("x: 1\na: \xed\xa0\x80"),
+        std::string_view("x: 1\na: \xc0\x80"), std::string_view("x: 1\na: \xe2\x82")})
+    EXPECT_EQ(yaml::parse(text, "t.yaml").error().where, "t.yaml:2:1");
+  EXPECT_TRUE(yaml::parse("a: \xe2\x82\xac \xf0\x9f\x8c\x8a", "t.yaml"));
 }
 
 TEST(Version, OrdersAsSemver) {
@@ -468,6 +472,16 @@ TEST(Repository, EveryBundleParses) {
     ++count;
   }
   EXPECT_GT(count, 0);
+}
+
+TEST(Repository, EveryBuiltBundlePassesLint) {
+  Catalog catalog = Catalog::scan({SLUICE_BUILD_DIR "/bundles"});
+  for (const Error& error : catalog.errors()) ADD_FAILURE() << error.message();
+  EXPECT_FALSE(catalog.list().empty());
+  for (const Bundle& bundle : catalog.list())
+    for (const Finding& finding : lint(bundle.manifest, bundle.folder))
+      EXPECT_NE(finding.severity, Severity::kError)
+          << finding.rule << ": " << finding.where << ": " << finding.what << "; " << finding.remedy;
 }
 
 }  // namespace

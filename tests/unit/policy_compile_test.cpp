@@ -453,7 +453,7 @@ TEST(Compile, LargePolicyStaysSmall) {
   text += "  - {use: kernel:cubic}\n";
   auto clock = [] {
     timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) / 1e6;
   };
   double start = clock();
@@ -463,7 +463,7 @@ TEST(Compile, LargePolicyStaysSmall) {
   double end = clock();
   RecordProperty("parse_ms", std::to_string(middle - start));
   RecordProperty("compile_ms", std::to_string(end - middle));
-  std::printf("10k prefixes, 200 rules: parse %.1f ms, compile %.1f ms\n", middle - start, end - middle);
+  std::printf("10k prefixes, 200 rules: parse %.1f ms, compile %.1f ms of CPU\n", middle - start, end - middle);
   EXPECT_EQ(tables.places.size(), 10000u);
   EXPECT_EQ(tables.place_info.size(), 10001u);
   EXPECT_EQ(tables.place_classes, 200u);  // 199 datacenters that rules name, and the rest

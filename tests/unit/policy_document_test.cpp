@@ -221,7 +221,7 @@ INSTANTIATE_TEST_SUITE_P(
             "known keys are"},
         Bad{"SysctlRange", "tcp_ecn: 1", "tcp_ecn: 7", "p.yaml:24:29", "out of the range 0..2", "0 to 2"},
         Bad{"KeyTwice", "kind: Host", "kind: Host\nkind: Host", "p.yaml:3:1", "key 'kind' is given twice", "keep one"}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& tested) { return std::string(tested.param.name); });
 
 TEST(Document, MissingTransitionalForACcaThatNeedsEcn) {
   std::string text(kGood);
