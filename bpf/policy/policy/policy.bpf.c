@@ -16,8 +16,9 @@
  *      LISTEN              the generation's listener CCA, never one that needs ECN: it would negotiate with everybody.
  *      NEEDS_ECN           a SYN that offers ECN: does the CCA of this place need it? Then accept, and send the SYN-ACK as ECT.
  *      PASSIVE_ESTABLISHED decide, with ECN known; the child starts with the listener's CCA and without sl_sock. Initial window.
- *   4. The CCA is always set by name, even where the name already fits: that is how a connection accepted from an old listener
- *      gets off a replaced version of the same name. The kernel makes nothing of it if the CCA is the very same.
+ *   4. The CCA is set by name even where the name already fits: that is how a connection accepted from an old listener gets off a
+ *      replaced version of the same name. The kernel makes nothing of it if the CCA is the very same. Only ACTIVE_ESTABLISHED leaves
+ *      out what CONNECT has decided for the same generation: who replaces a version migrates afterwards, and finds the socket.
  *   5. `reply` is written only to say yes to NEEDS_ECN, callback flags never: other programs on the hook see no difference.
  *
  * Iterators: sl_iter_observe, sl_iter_count and sl_iter_migrate walk the TCP sockets of one network namespace with each socket
@@ -170,7 +171,8 @@ int sl_resolver(struct bpf_sock_ops *ctx)
 	if (!tp)
 		goto next;
 	st = sl_storage(tp);
-	if (st && st->generation == sl_generation_now())
+	/* A socket may be connected again, to another place; nothing else changes its scope within a generation. */
+	if (st && ctx->op != BPF_SOCK_OPS_TCP_CONNECT_CB && st->generation == sl_generation_now())
 		goto next;
 	result = sl_select_scope((struct sock *)tp, &sel);
 	if (result != SL_SELECT_OK) {
@@ -245,11 +247,12 @@ static __always_inline void select_listener(struct bpf_sock_ops *ctx, struct tcp
 SEC("sockops")
 int sl_selector(struct bpf_sock_ops *ctx)
 {
-	bool lpm_fallback, connecting = ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB;
+	bool connecting = ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB;
+	bool lpm_fallback, decided, moved = false;
 	struct sl_selection sel = {};
 	struct sl_choice choice;
 	struct tcp_sock *tp;
-	struct sl_sock *st;
+	struct sl_sock *st, *scope;
 	const void *before;
 	int result, iw;
 
@@ -263,13 +266,16 @@ int sl_selector(struct bpf_sock_ops *ctx)
 		goto next;
 	}
 
+	/* At CONNECT only what the resolver has just left counts: the socket may have been connected elsewhere before. */
 	st = sl_storage(tp);
-	result = sl_select((struct sock *)tp, st, &sel);
+	scope = connecting && st && st->origin != SL_ORIGIN_NONE ? NULL : st;
+	result = sl_select((struct sock *)tp, scope, &sel);
 	if (result != SL_SELECT_OK || !sel.verdict) {
 		sl_count_result(result);
 		goto next;
 	}
-	lpm_fallback = !sl_scope_is_current(st, &sel);
+	lpm_fallback = !sl_scope_is_current(scope, &sel);
+	decided = st && !lpm_fallback && st->origin == SL_ORIGIN_CONNECT;
 	if (lpm_fallback)
 		sl_count(SL_POLICY_LPM_FALLBACK);
 	if (!st)
@@ -277,7 +283,7 @@ int sl_selector(struct bpf_sock_ops *ctx)
 	if (!st)
 		sl_count(SL_POLICY_NO_STORAGE);
 	/* A rule without an origin: the resolver found an older decision and wrote the new scope over its old one. */
-	else if (st->rule_id && (st->origin == SL_ORIGIN_NONE || lpm_fallback))
+	else if (!connecting && st->rule_id && (st->origin == SL_ORIGIN_NONE || lpm_fallback))
 		sl_count(SL_POLICY_RECONCILED);
 
 	sl_choose(sel.verdict, tp, &choice);
@@ -288,14 +294,17 @@ int sl_selector(struct bpf_sock_ops *ctx)
 	if (choice.ecn_fallback)
 		sl_count(SL_POLICY_ECN_FALLBACK);
 
-	before = tp->inet_conn.icsk_ca_ops;
-	if (sl_switch(ctx, st, &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
-		sl_count(SL_POLICY_SET_FAILED);
-		goto next;
+	if (!decided || choice.ecn_fallback) {
+		before = tp->inet_conn.icsk_ca_ops;
+		if (sl_switch(ctx, st, &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
+			sl_count(SL_POLICY_SET_FAILED);
+			goto next;
+		}
+		if (st && lpm_fallback)
+			st->flags |= SL_SOCK_LPM_FALLBACK;
+		moved = before != tp->inet_conn.icsk_ca_ops;
 	}
-	sl_count(before == tp->inet_conn.icsk_ca_ops ? SL_POLICY_KEPT : SL_POLICY_SELECTED);
-	if (st && lpm_fallback)
-		st->flags |= SL_SOCK_LPM_FALLBACK;
+	sl_count(moved ? SL_POLICY_SELECTED : SL_POLICY_KEPT);
 
 	iw = sel.verdict->init_cwnd_segments;
 	if (iw && !connecting && bpf_setsockopt(ctx, SOL_TCP, TCP_BPF_IW, &iw, sizeof(iw)))
@@ -496,13 +505,26 @@ static __always_inline int migrate_one(struct tcp_sock *tp, struct sl_sock **sto
 	return st ? SL_OUTCOME_MOVED : SL_OUTCOME_NO_STORAGE;
 }
 
+/* Its own frame: the record is not on the stack while the selection runs. */
+static __noinline int write_report(struct seq_file *seq, const struct tcp_sock *tp, const struct sl_sock *st, int outcome,
+				   __s32 error)
+{
+	struct sl_report r = {};
+
+	fill_report(&r, tp, st);
+	r.outcome = outcome;
+	r.error = error;
+	return bpf_seq_write(seq, &r, sizeof(r));
+}
+
 SEC("iter/tcp")
 int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *skc = ctx->sk_common;
 	struct sl_iter_args args = iter_args(SL_ITER_MIGRATE);
 	struct sl_sock *st = NULL;
-	struct sl_report r = {};
+	struct seq_file *seq = ctx->meta->seq;
+	__s32 error = 0;
 	struct tcp_sock *tp;
 	bool dry_run = args.flags & SL_ITER_DRY_RUN;
 	int outcome;
@@ -514,8 +536,11 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 		return 0;
 	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
 		return 0;
-	if (!has_room(ctx->meta->seq, &r, sizeof(r)))
+	if (seq->count + sizeof(struct sl_report) >= seq->size) {
+		/* This write fails, and the kernel hands out what there is and comes back to this socket. */
+		write_report(seq, tp, NULL, SL_OUTCOME_OBSERVED, 0);
 		return 0;
+	}
 
 	sl_count(SL_POLICY_ITER_SEEN);
 	if (is_mptcp(tp)) {
@@ -523,7 +548,7 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 		outcome = SL_OUTCOME_MPTCP;
 	} else {
 		st = sl_storage(tp);
-		outcome = migrate_one(tp, &st, dry_run, &r.error);
+		outcome = migrate_one(tp, &st, dry_run, &error);
 	}
 	switch (outcome) {
 	case SL_OUTCOME_CURRENT:
@@ -543,8 +568,6 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 	if (!(args.flags & SL_ITER_REPORT_ALL))
 		return 0;
 report:
-	fill_report(&r, tp, st);
-	r.outcome = outcome;
-	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
+	write_report(seq, tp, st, outcome, error);
 	return 0;
 }

@@ -59,18 +59,6 @@ static __always_inline struct sl_iter_args iter_args(enum sl_iter_kind kind)
 	return args ? *args : (struct sl_iter_args){};
 }
 
-/*
- * True if a record fits. If not, the write that fails makes the kernel hand out what there is and come back to this socket.
- * `scratch` is at least a record long.
- */
-static __always_inline bool has_room(struct seq_file *seq, const void *scratch, __u32 size)
-{
-	if (seq->count + size < seq->size)
-		return true;
-	bpf_seq_write(seq, scratch, size);
-	return false;
-}
-
 static __always_inline void fill_report(struct sl_report *r, const struct tcp_sock *tp, const struct sl_sock *st)
 {
 	const struct sock *sk = (const struct sock *)tp;

@@ -9,8 +9,8 @@
  *   4. Verdict: sl_rules[{service, place class}].
  *   5. Read the slot's generation again. If it moved, nothing of the above counts: once more from 1, then leave.
  *
- * Steps 2 and 3 are skipped for a socket whose sl_sock was filled by this generation: addresses, port and cgroup of a socket
- * do not change.
+ * Steps 2 and 3 are skipped for a socket whose sl_sock was filled by this generation: addresses, port and cgroup of a connected
+ * socket do not change. (One that is connected anew passes CONNECT_CB, where sl_sock is filled anew.)
  *
  * `sk` is a struct sock or what contains one, as a pointer that the verifier knows: in sockops bpf_skc_to_tcp_sock(), in
  * struct_ops the argument, in iterators bpf_skc_to_tcp_sock(ctx->sk_common).
@@ -143,6 +143,24 @@ static __always_inline __u32 sl_earlier(__u32 a, const sl_service_id *b)
 	return b && *b && (!a || *b < a) ? *b : a;
 }
 
+/* One level of the walk from a socket's cgroup to the root. bpf_loop(), because the verifier would follow each of 16 rounds. */
+struct sl_cgroup_walk {
+	const struct kernfs_node *node;
+	void *table;
+	__u32 service;
+};
+static long sl_cgroup_level(__u32 level, struct sl_cgroup_walk *walk)
+{
+	struct sl_service_key key = { .kind = SL_SERVICE_CGROUP };
+
+	if (!walk->node)
+		return 1;
+	key.id = walk->node->id;
+	walk->service = sl_earlier(walk->service, bpf_map_lookup_elem(walk->table, &key));
+	walk->node = sl_cgroup_parent(walk->node);
+	return 0;
+}
+
 /* Steps 2 and 3. */
 SL_SUBPROG int sl_resolve(const struct sl_endpoints *e, __u32 slot, __u32 flags, struct sl_selection *out)
 {
@@ -150,7 +168,6 @@ SL_SUBPROG int sl_resolve(const struct sl_endpoints *e, __u32 slot, __u32 flags,
 	struct sl_place *place;
 	__u32 service = 0;
 	void *table;
-	int i;
 
 	__builtin_memset(&out->place, 0, sizeof(out->place));
 	table = bpf_map_lookup_elem(&sl_places, &slot);
@@ -173,15 +190,11 @@ SL_SUBPROG int sl_resolve(const struct sl_endpoints *e, __u32 slot, __u32 flags,
 			service = sl_earlier(service, bpf_map_lookup_elem(table, &key));
 		}
 		if (table && (flags & SL_GEN_CGROUPS)) {
-			const struct kernfs_node *node = e->cgroup;
+			struct sl_cgroup_walk walk = { .node = e->cgroup, .table = table, .service = service };
 
-			key.kind = SL_SERVICE_CGROUP;
-			for (i = 0; i < SL_CGROUP_LEVELS && node; i++) {
-				key.id = node->id;
-				service = sl_earlier(service, bpf_map_lookup_elem(table, &key));
-				node = sl_cgroup_parent(node);
-			}
-			if (node)
+			bpf_loop(SL_CGROUP_LEVELS, sl_cgroup_level, &walk, 0);
+			service = walk.service;
+			if (walk.node)
 				sl_count(SL_POLICY_CGROUP_DEEP);
 		}
 	}
