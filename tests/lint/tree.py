@@ -14,6 +14,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+# Inputs of the fuzzers are what they are.
+INPUTS = ("tests/fuzz/corpus/",)
 CPP = (".cpp", ".cc", ".h", ".hpp")
 
 
@@ -44,8 +46,9 @@ class Tree:
         else:
             names = [str(p.relative_to(self.root)) for p in self.root.rglob("*")]
             names = [n for n in names if not n.startswith("build/")]
+        names = [n for n in names if n and not n.startswith(INPUTS)]
         # A deleted file stays tracked until the commit.
-        return sorted(n for n in names if n and (self.root / n).is_file() and not (self.root / n).is_symlink())
+        return sorted(n for n in names if (self.root / n).is_file() and not (self.root / n).is_symlink())
 
     @functools.lru_cache(maxsize=None)
     def read(self, path):
