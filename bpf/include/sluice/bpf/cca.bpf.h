@@ -103,7 +103,7 @@ static __always_inline struct sl_core *sl_core_of(const struct sock *sk)
 #define SL_PRIVATE(type)									\
 	_Static_assert(sizeof(type) <= SL_CA_PRIV_BYTES, #type " does not fit into ca_priv");	\
 	_Static_assert(offsetof(type, core) == 0, #type " has to begin with struct sl_core core");	\
-	static __always_inline type *sl_priv(const struct sock *sk)				\
+	static __always_inline __attribute__((unused)) type *sl_priv(const struct sock *sk)	\
 	{											\
 		return (type *)((struct inet_connection_sock *)sk)->icsk_ca_priv;		\
 	}
@@ -125,7 +125,7 @@ static __always_inline struct sl_core *sl_core_of(const struct sock *sk)
 		__type(value, T);								\
 	} sl_params SEC(".maps");								\
 	const T sl_param_defaults = { .sl_present = 1, __VA_ARGS__ };			\
-	static __always_inline const T *sl_param(const struct sl_core *core)			\
+	static __always_inline __attribute__((unused)) const T *sl_param(const struct sl_core *core)	\
 	{											\
 		__u32 set = core->params;							\
 		const T *value = bpf_map_lookup_elem(&sl_params, &set);			\

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// CCAs in the hands of a test: objects on the SDK loaded under a name of the test's own and registered while the object lives, and
+// the trace of a sender's window (cca_trace.bpf.c).
+#pragma once
+
+#include <bpf/btf.h>
+#include <bpf/libbpf.h>
+#include <sluice/abi/cca.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bpf/cca_path.h"
+#include "bpf/cca_trace.h"
+#include "bpf/policy_fixture.h"
+#include "bpfio/object.h"
+
+namespace sluice::test {
+
+template <class T>
+T must(Result<T> result) {
+  if (!result) fprintf(stderr, "set-up failed: %s\n%s\n", result.error().message().c_str(), result.error().detail.c_str());
+  if (!result) std::abort();
+  return std::move(*result);
+}
+inline void must(Status status) {
+  if (!status) fprintf(stderr, "set-up failed: %s\n%s\n", status.error().message().c_str(), status.error().detail.c_str());
+  if (!status) std::abort();
+}
+
+// A CCA's object, loaded and registered.
+class Cca {
+ public:
+  struct Spec {
+    std::string file;         // below the build directory
+    std::string struct_ops;   // which of its struct_ops maps
+    std::string suffix = "";  // tells several of one test apart
+    std::function<void(bpfio::Object&)> configure = {};
+    const PolicyObject* policy = nullptr;  // shares its maps
+  };
+  static constexpr const char* kCubic = "bundles/cubic/1.0.0/cubic.bpf.o";
+
+  static Spec cubic(const PolicyObject* policy, const std::string& suffix = "a") {
+    return {.file = kCubic, .struct_ops = "cubic", .suffix = suffix, .policy = policy};
+  }
+
+  explicit Cca(const Spec& spec)
+      : name_("slt" + std::to_string(getpid()) + spec.suffix), object_(must(bpfio::Object::open_file(path(spec.file)))) {
+    for (const std::string& map : object_.struct_ops_names())
+      if (map != spec.struct_ops) must(object_.set_autocreate(map, false));
+    must(object_.set_struct_ops_name(spec.struct_ops, name_));
+    char self[SL_CCA_NAME_LEN] = {};
+    name_.copy(self, sizeof(self) - 1);
+    must(object_.set_rodata(SL_NAME_SELF, self));
+    if (spec.policy != nullptr)
+      for (const char* map : {"sl_config", "sl_generations", "sl_places", "sl_sources", "sl_services", "sl_rules", "sl_sock",
+                              "sl_schemas", "sl_cca_ids", "sl_policy_counters"})
+        must(object_.reuse_map(map, must(bpfio::MapFd::adopt(UniqueFd(::dup(spec.policy->map(map)))))));
+    if (spec.configure) spec.configure(object_);
+    must(object_.load());
+    link_ = must(object_.attach_struct_ops(spec.struct_ops));
+  }
+
+  static std::string path(const std::string& file) { return std::string(SLUICE_BUILD_DIR "/") + file; }
+  const std::string& name() const { return name_; }
+  bpfio::Object& object() { return object_; }
+
+  std::uint64_t count(std::uint32_t which) const {
+    return must(bpfio::sum_per_cpu(must(object_.map(SL_NAME_COUNTERS))))[which];
+  }
+  // Writes parameter set 0 in the order of the struct; sl_present comes first.
+  void set_params(const std::vector<std::uint64_t>& values) const {
+    const bpfio::MapFd map = must(object_.map(SL_NAME_PARAMS));
+    must(map.info().value_size == values.size() * 8, "number of parameters");
+    const std::uint32_t zero = 0;
+    must(map.update(bpfio::bytes_of(zero), std::as_bytes(std::span(values))));
+  }
+
+ private:
+  std::string name_;
+  bpfio::Object object_;
+  std::optional<bpfio::Link> link_;
+};
+
+// What the sender's window did so far.
+class Trace {
+ public:
+  using Event = cca_trace_event;
+
+  explicit Trace(std::uint32_t private_offset = ~0U)
+      : object_(must(bpfio::Object::open_file(SLUICE_BUILD_DIR "/tests/bpf/cca_trace.o"))) {
+    must(object_.set_rodata("watched_port", Path::kPort));
+    must(object_.set_rodata("private_offset", private_offset));
+    must(object_.load());
+    for (const std::string& name : object_.program_names()) {
+      const int fd = bpf_raw_tracepoint_open(nullptr, must(object_.program(name)).fd());
+      must(fd >= 0, "attach " + name);
+      links_.emplace_back(fd);
+    }
+    ring_.reset(ring_buffer__new(must(object_.map("trace")).fd(), &Trace::take, this, nullptr));
+    must(ring_ != nullptr, "ring_buffer__new");
+  }
+
+  const std::vector<Event>& events() const { return events_; }
+  // Follows the trace until `done` says so; false after `limit`. Woken by events.
+  bool until(const std::function<bool(const std::vector<Event>&)>& done, std::chrono::seconds limit = std::chrono::seconds(60)) {
+    const auto deadline = std::chrono::steady_clock::now() + limit;
+    while (!done(events_)) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      ring_buffer__poll(ring_.get(), 100);
+    }
+    return true;
+  }
+  // The nth (from 0) change to that state.
+  std::optional<Event> entered(std::uint32_t state, std::size_t nth = 0) const {
+    for (const Event& e : events_)
+      if (e.kind == CCA_TRACE_STATE && e.new_state == state && e.state != state && nth-- == 0) return e;
+    return std::nullopt;
+  }
+  // The last ACK at or before a time.
+  const Event* at(std::uint64_t time_ns) const {
+    const Event* found = nullptr;
+    for (const Event& e : events_)
+      if (e.kind == CCA_TRACE_ACK && e.time_ns <= time_ns) found = &e;
+    return found;
+  }
+
+ private:
+  struct RingFree {
+    void operator()(ring_buffer* ring) const { ring_buffer__free(ring); }
+  };
+  static int take(void* self, void* data, std::size_t) {
+    static_cast<Trace*>(self)->events_.push_back(*static_cast<const Event*>(data));
+    return 0;
+  }
+
+  bpfio::Object object_;
+  std::vector<UniqueFd> links_;
+  std::vector<Event> events_;
+  std::unique_ptr<ring_buffer, RingFree> ring_;
+};
+
+// Byte offset of a member of a struct that an object's BTF describes.
+inline std::uint32_t member_offset(const std::string& file, const char* type, const char* member) {
+  std::unique_ptr<btf, void (*)(btf*)> types(btf__parse_elf(file.c_str(), nullptr), btf__free);
+  must(types != nullptr, file);
+  const auto id = btf__find_by_name_kind(types.get(), type, BTF_KIND_STRUCT);
+  must(id > 0, type);
+  const btf_type* found = btf__type_by_id(types.get(), static_cast<__u32>(id));
+  for (int i = 0; i < btf_vlen(found); ++i)
+    if (std::string(member) == btf__name_by_offset(types.get(), btf_members(found)[i].name_off))
+      return btf_member_bit_offset(found, static_cast<__u32>(i)) / 8;
+  must(false, member);
+  return 0;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,564 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// The CCA SDK and bundle `cubic` in the kernel: registration, window, marks, migration, hand-over, and every way in which
+// something is missing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "bpf/cca_fixture.h"
+
+namespace sluice::test {
+namespace {
+
+enum : std::uint32_t { kOpen = 0, kDisorder = 1, kCwr = 2, kRecovery = 3, kLoss = 4 };
+
+// Own counters of cubic (cubic.bpf.c).
+enum : std::uint32_t {
+  kCountLoss = SL_CCA_COUNTER_OWN,
+  kCountMark,
+  kCountMarkThenLoss,
+  kCountUndo,
+  kCountTrain,
+  kCountDelay,
+  kCountBounded
+};
+
+// sl_present, beta, c, fast_convergence, reno_friendly, ecn_reduction, ecn_window, hystart, min_segments, spacing
+const std::vector<std::uint64_t> kDefaults = {1, 70, 400, 1, 1, 30, 16, 3, 16, 2000};
+constexpr std::size_t kC = 2, kRenoFriendly = 4;
+
+// 2000 segments a second and 20 ms: 40 segments in flight, then a queue.
+const PathSpec kLine = {.one_way_us = 10000, .rate_bytes_per_s = 3000000};
+
+std::uint32_t alpha_offset() { return member_offset(Cca::path(Cca::kCubic), "cubic", "alpha_1024"); }
+
+std::uint64_t count_events(const std::vector<Trace::Event>& events, std::uint32_t state) {
+  std::uint64_t n = 0;
+  for (const auto& e : events) n += e.kind == CCA_TRACE_STATE && e.new_state == state && e.state != state;
+  return n;
+}
+
+// ---- registration ------------------------------------------------------------------------------------------------------
+
+bpfio::Object open_points() { return must(bpfio::Object::open_file(Cca::path("tests/bpf/cca_points.o"))); }
+
+TEST(Registration, TwoVersionsLiveSideBySideAndANameIsTakenOnce) {
+  Cca a(Cca::cubic(nullptr, "a"));
+  Cca b(Cca::cubic(nullptr, "b"));
+  bpfio::Object again = must(bpfio::Object::open_file(Cca::path(Cca::kCubic)));
+  must(again.set_struct_ops_name("cubic", a.name()));
+  must(again.load());
+  auto link = again.attach_struct_ops("cubic");
+  ASSERT_FALSE(link);
+  EXPECT_EQ(link.error().code, Code::kConflict) << link.error().message();
+}
+
+TEST(Registration, ANativeNameIsTaken) {
+  bpfio::Object object = must(bpfio::Object::open_file(Cca::path(Cca::kCubic)));
+  must(object.set_struct_ops_name("cubic", "cubic"));
+  must(object.load());
+  auto link = object.attach_struct_ops("cubic");
+  ASSERT_FALSE(link);
+  EXPECT_EQ(link.error().code, Code::kConflict) << link.error().message();
+}
+
+TEST(Registration, NamesThatTheKernelDoesNotTakeAreRefused) {
+  for (const char* name : {"", "has-hyphen", "sixteen_letters_", "a b"}) {
+    bpfio::Object object = must(bpfio::Object::open_file(Cca::path(Cca::kCubic)));
+    auto set = object.set_struct_ops_name("cubic", name);
+    EXPECT_FALSE(set) << name;
+  }
+}
+
+TEST(Registration, AHookThatTheKernelRequiresMustBeThere) {
+  bpfio::Object object = open_points();
+  for (const std::string& map : object.struct_ops_names())
+    must(object.set_struct_ops_name(map, "sltr" + std::to_string(getpid())));
+  must(object.load());
+  for (const char* refused : {"no_ssthresh", "no_undo", "no_growth", "bad_flags"}) {
+    auto link = object.attach_struct_ops(refused);
+    EXPECT_FALSE(link) << refused;
+  }
+  EXPECT_TRUE(object.attach_struct_ops("points_avoid"));
+}
+
+TEST(Registration, TheVerifierReadsLittle) {
+  Cca cubic(Cca::cubic(nullptr));
+  std::uint32_t total = 0;
+  for (const std::string& name : cubic.object().program_names()) {
+    const auto info = must(must(cubic.object().program(name)).info());
+    RecordProperty(name, std::to_string(info.verified_insns));
+    EXPECT_LT(info.verified_insns, 10000U) << name;  // the limit is 1,000,000
+    total += info.verified_insns;
+  }
+  EXPECT_GT(total, 0U);
+  EXPECT_LT(total, 20000U);
+}
+
+// ---- the window --------------------------------------------------------------------------------------------------------
+
+TEST(Cubic, KeepsBetaOfTheWindowAtALossAndGrowsOnFromThere) {
+  Path path(kLine);
+  path.on_data([](const Packet& p) { return Fate{.drop = p.number == 600}; });
+  Cca cubic(Cca::cubic(nullptr));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  flow.start();
+  ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kRecovery).has_value(); }));
+  const auto loss = *trace.entered(kRecovery);
+  EXPECT_GE(loss.prior_cwnd, 20U);
+  EXPECT_EQ(loss.ssthresh, loss.prior_cwnd * 70 / 100);
+  EXPECT_EQ(cubic.count(kCountLoss), 1U);
+  EXPECT_EQ(cubic.count(kCountMark), 0U);
+  // After recovery the window is ssthresh, and grows beyond where it was.
+  EXPECT_TRUE(trace.until([&](const auto& events) {
+    return events.back().state == kOpen && events.back().time_ns > loss.time_ns && events.back().cwnd > loss.prior_cwnd;
+  }));
+  EXPECT_GE(cubic.count(SL_CCA_RTT), 20U);
+  EXPECT_EQ(cubic.count(SL_CCA_INIT), 1U);
+}
+
+TEST(Cubic, ReturnsConcavelyToWMaxAndLeavesItConvexly) {
+  Path path({.one_way_us = 10000, .rate_bytes_per_s = 6000000});
+  path.on_data([](const Packet& p) { return Fate{.drop = p.number == 1500}; });
+  Cca cubic(Cca::cubic(nullptr));
+  auto params = kDefaults;
+  params[kC] = 4000;
+  params[kRenoFriendly] = 0;
+  cubic.set_params(params);
+  Trace trace;
+  Flow flow(path, cubic.name());
+  flow.start();
+  ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kRecovery) && trace.entered(kOpen); }));
+  const auto loss = *trace.entered(kRecovery);
+  const std::uint64_t start = trace.entered(kOpen)->time_ns;
+  const double w_max = loss.prior_cwnd;
+  const double k_s = std::cbrt(w_max * 0.3 / 4.0);
+  auto at = [&](double k) { return start + static_cast<std::uint64_t>(k * k_s * 1e9); };
+  ASSERT_TRUE(trace.until([&](const auto& events) { return events.back().time_ns > at(2.1); }));
+  ASSERT_EQ(count_events(trace.events(), kRecovery), 1U) << "a loss nobody asked for";
+  auto w = [&](double k) { return static_cast<double>(trace.at(at(k))->cwnd); };
+  EXPECT_NEAR(w(0), 0.7 * w_max, 2);
+  EXPECT_NEAR(w(1), w_max, 0.05 * w_max);
+  EXPECT_GT(w(2), 1.2 * w_max);
+  EXPECT_GT(w(0.5) - w(0), 2 * (w(1) - w(0.5))) << "concave below W_max";
+  EXPECT_GT(w(2) - w(1.5), 2 * (w(1.5) - w(1))) << "convex above it";
+  EXPECT_EQ(cubic.count(SL_CCA_NO_PARAMS), 0U);
+}
+
+TEST(Cubic, LeavesSlowStartBeforeTheQueueIsFull) {
+  Path path(kLine);  // an endless queue: without HyStart nothing would end slow start
+  Cca cubic(Cca::cubic(nullptr));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  flow.start();
+  ASSERT_TRUE(trace.until([](const auto& events) { return !events.empty() && events.back().ssthresh < 0x7fffffff; }));
+  EXPECT_EQ(cubic.count(kCountTrain) + cubic.count(kCountDelay), 1U);
+  EXPECT_LT(trace.events().back().ssthresh, 400U);  // ten times what the path holds
+  EXPECT_EQ(cubic.count(kCountLoss), 0U);
+}
+
+TEST(Cubic, AnUndoneReductionGivesTheWindowBack) {
+  Path path(kLine);
+  // Late, not lost: the sender retransmits, then the original's acknowledgement shows that it need not have.
+  path.on_data([](const Packet& p) { return Fate{.hold_us = p.number == 600 ? 15000u : 0u}; });
+  Cca cubic(Cca::cubic(nullptr));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  flow.start();
+  ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kRecovery).has_value(); }));
+  const auto loss = *trace.entered(kRecovery);
+  EXPECT_EQ(loss.ssthresh, loss.prior_cwnd * 70 / 100);
+  ASSERT_TRUE(trace.until([&](const auto& events) { return cubic.count(kCountUndo) > 0 && events.back().state == kOpen; }));
+  EXPECT_GE(trace.events().back().cwnd, loss.prior_cwnd);
+}
+
+// ---- marks -------------------------------------------------------------------------------------------------------------
+
+std::uint32_t after_mark(std::uint32_t cwnd, std::uint32_t alpha) {
+  return std::max<std::uint32_t>(cwnd - std::max<std::uint32_t>(static_cast<std::uint64_t>(cwnd) * alpha * 30 / 102400, 1), 2);
+}
+
+TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
+  PathSpec spec = kLine;
+  spec.ecn = true;
+  Path path(spec);
+  std::atomic<bool> mark_all = false;
+  path.on_data([&](const Packet& p) { return Fate{.mark = p.number == 2500 || mark_all}; });
+  Cca cubic(Cca::cubic(nullptr));
+  Trace trace(alpha_offset());
+  Flow flow(path, cubic.name());
+  ASSERT_TRUE(flow.ecn());
+  flow.start();
+
+  // One mark on a path without marks: next to nothing.
+  ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kCwr).has_value(); }));
+  const auto first = *trace.entered(kCwr);
+  EXPECT_GE(first.prior_cwnd, 20U);
+  EXPECT_LT(first.private_word, 200U);
+  EXPECT_EQ(first.ssthresh, after_mark(first.prior_cwnd, first.private_word));
+  EXPECT_GT(first.ssthresh, first.prior_cwnd * 94 / 100);
+
+  // Every packet marked: more each RTT, never more than a loss would, and exactly alpha's share.
+  mark_all = true;
+  ASSERT_TRUE(trace.until([&](const auto& events) { return count_events(events, kCwr) >= 12; }));
+  std::vector<Trace::Event> cuts;
+  for (const auto& e : trace.events())
+    if (e.kind == CCA_TRACE_STATE && e.new_state == kCwr && e.state != kCwr) cuts.push_back(e);
+  for (std::size_t i = 0; i < cuts.size(); ++i) {
+    EXPECT_EQ(cuts[i].ssthresh, after_mark(cuts[i].prior_cwnd, cuts[i].private_word)) << "cut " << i;
+    if (i == 0) continue;
+    EXPECT_GE(static_cast<std::int32_t>(cuts[i].snd_una - cuts[i - 1].snd_nxt), 0) << "twice in one RTT, cut " << i;
+    if (i > 1) {
+      EXPECT_GE(cuts[i].private_word, cuts[i - 1].private_word);
+    }
+  }
+  EXPECT_GT(cuts.back().private_word, 300U);
+  EXPECT_GT(path.marked(), 20U);
+  EXPECT_GE(cubic.count(kCountMark), cuts.size());
+  EXPECT_EQ(cubic.count(kCountLoss), 0U);
+  EXPECT_EQ(flow.info().tcpi_total_retrans, 0U);
+}
+
+TEST(Cubic, ALossBehindAMarkIsALoss) {
+  PathSpec spec = kLine;
+  spec.ecn = true;
+  Path path(spec);
+  path.on_data([](const Packet& p) { return Fate{.drop = p.number == 2505, .mark = p.number == 2500}; });
+  Cca cubic(Cca::cubic(nullptr));
+  Trace trace(alpha_offset());
+  Flow flow(path, cubic.name());
+  flow.start();
+  ASSERT_TRUE(trace.until([&](const auto& events) {
+    return !events.empty() && events.back().kind == CCA_TRACE_ACK && events.back().state == kRecovery;
+  }));
+  const auto mark = trace.entered(kCwr);
+  ASSERT_TRUE(mark) << "the mark came first";
+  EXPECT_GT(mark->ssthresh, mark->prior_cwnd * 94 / 100);
+  EXPECT_EQ(trace.events().back().ssthresh, mark->prior_cwnd * 70 / 100);
+  EXPECT_EQ(cubic.count(kCountMarkThenLoss), 1U);
+  EXPECT_EQ(cubic.count(kCountMark), 1U);
+  EXPECT_EQ(cubic.count(kCountLoss), 0U);
+}
+
+// ---- migration ---------------------------------------------------------------------------------------------------------
+
+class Migration : public testing::Test {
+ protected:
+  // Everything to `cca`; with self-migration.
+  std::uint64_t publish(const sl_verdict& verdict, bool self = true) {
+    const std::uint64_t generation = policy.publish({.rules = {{{0, 0}, verdict}}});
+    if (self) policy.set_generation_entry(generation, {generation, SL_GEN_SELF_MIGRATE, 0, {}});
+    return generation;
+  }
+  void decided(const Flow& flow, std::uint64_t generation) const {
+    sl_sock storage{};
+    storage.generation = generation;
+    const int fd = flow.fd();
+    must(bpf_map_update_elem(policy.map("sl_sock"), &fd, &storage, BPF_ANY) == 0, "sl_sock");
+  }
+  static bool runs(const std::vector<Trace::Event>& events, const std::string& cca) {
+    return !events.empty() && events.back().cca == cca;
+  }
+  static std::uint64_t now_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1000000000 + static_cast<std::uint64_t>(now.tv_nsec);
+  }
+  // RTTs (windows of data) from `since` to the first event of `cca`, counted in the trace.
+  static int rtts_until(const std::vector<Trace::Event>& events, std::uint64_t since, const std::string& cca) {
+    int rtts = 0;
+    std::optional<std::uint32_t> end;
+    for (const auto& e : events) {
+      if (e.time_ns < since || e.kind != CCA_TRACE_ACK) continue;
+      if (e.cca == cca) return rtts;
+      if (!end || static_cast<std::int32_t>(e.snd_una - *end) >= 0) {
+        end = e.snd_nxt;
+        ++rtts;
+      }
+    }
+    return -1;
+  }
+  static void grown(Trace& trace) {
+    ASSERT_TRUE(trace.until([](const auto& events) { return events.size() > 300 && events.back().ssthresh < 0x7fffffff; }));
+  }
+
+  PolicyObject policy;
+};
+
+TEST_F(Migration, ABusySocketMovesItselfAndKeepsWindowAndKnowledge) {
+  Path path(kLine);
+  Cca old_version(Cca::cubic(&policy, "a")), new_version(Cca::cubic(&policy, "b"));
+  Trace trace;
+  const std::uint64_t first = publish(verdict(old_version.name(), 1));
+  Flow flow(path, old_version.name());
+  decided(flow, first);
+  flow.start();
+  grown(trace);
+  EXPECT_EQ(new_version.count(SL_CCA_INIT), 0U);
+
+  const std::uint64_t second = publish(verdict(new_version.name(), 7, "", 0, 3));
+  const std::uint64_t since = now_ns();
+  ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, new_version.name()); }));
+
+  const auto& events = trace.events();
+  const int rtts = rtts_until(events, since, new_version.name());
+  EXPECT_GE(rtts, 0);
+  EXPECT_LE(rtts, 2);
+  for (std::size_t i = 1; i < events.size(); ++i) {
+    if (events[i].cca != new_version.name() || events[i - 1].cca == new_version.name()) continue;
+    EXPECT_NEAR(events[i].cwnd, events[i - 1].cwnd, 2) << "the window survives";
+    EXPECT_EQ(events[i].ssthresh, events[i - 1].ssthresh);
+  }
+  EXPECT_EQ(flow.cca(), new_version.name());
+  EXPECT_EQ(old_version.count(SL_CCA_SELF_MOVED), 1U);
+  EXPECT_EQ(old_version.count(SL_CCA_RELEASE), 1U);
+  EXPECT_EQ(new_version.count(SL_CCA_INIT), 1U);
+  EXPECT_EQ(new_version.count(SL_CCA_STATE_ADOPTED), 1U);
+  EXPECT_EQ(new_version.count(kCountBounded), 0U);
+  EXPECT_EQ(policy.counter(SL_POLICY_SELF_MOVED), 1U);
+  const auto storage = policy.storage(flow.fd());
+  ASSERT_TRUE(storage);
+  EXPECT_EQ(storage->generation, second);
+  EXPECT_EQ(storage->origin, SL_ORIGIN_SELF);
+  EXPECT_EQ(storage->rule_id, 7U);
+  EXPECT_EQ(storage->params, 3U);
+  EXPECT_EQ(storage->state_tag, 0U) << "taken";
+
+  const std::uint64_t received = flow.received();
+  EXPECT_TRUE(trace.until([&](const auto&) { return flow.received() > received + 200000; })) << "the transfer goes on";
+}
+
+struct Point {
+  const char* name;
+  const char* struct_ops;
+  std::uint64_t point;
+};
+class MigrationFrom : public Migration, public testing::WithParamInterface<Point> {};
+
+TEST_P(MigrationFrom, ASwitchFromInsideTheHookWorksAndHandsOver) {
+  Path path(kLine);
+  const Point& where = GetParam();
+  Cca points({.file = "tests/bpf/cca_points.o",
+              .struct_ops = where.struct_ops,
+              .suffix = "p",
+              .configure = [&](bpfio::Object& object) { must(object.set_rodata("point", where.point)); },
+              .policy = &policy});
+  Cca cubic(Cca::cubic(&policy, "b"));
+  Trace trace(alpha_offset());
+  Flow flow(path, points.name());
+  decided(flow, publish(verdict(points.name(), 1)));
+  flow.start();
+  ASSERT_TRUE(trace.until([](const auto& events) { return events.size() > 200; }));
+  publish(verdict(cubic.name(), 1));
+  ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, cubic.name()); }));
+  EXPECT_EQ(points.count(SL_CCA_SELF_MOVED), 1U);
+  EXPECT_EQ(points.count(SL_CCA_SELF_FAILED), 0U);
+  EXPECT_EQ(cubic.count(SL_CCA_STATE_ADOPTED), 1U);
+  EXPECT_EQ(trace.events().back().private_word, 256U) << "alpha as the other CCA had learned it";
+  EXPECT_EQ(cubic.count(kCountBounded), 1U) << "no ssthresh, and not in slow start";
+  EXPECT_LT(trace.events().back().ssthresh, 0x7fffffffU);
+  const std::uint64_t received = flow.received();
+  EXPECT_TRUE(trace.until([&](const auto&) { return flow.received() > received + 200000; }));
+}
+INSTANTIATE_TEST_SUITE_P(Hooks, MigrationFrom,
+                         testing::Values(Point{"cong_avoid", "points_avoid", 1}, Point{"cong_control", "points_ctl", 2},
+                                         Point{"in_ack_event", "points_avoid", 3}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_F(Migration, TheIteratorHandsOverAlike) {
+  Path path(kLine);
+  Cca old_version(Cca::cubic(&policy, "a")), new_version(Cca::cubic(&policy, "b"));
+  Trace trace;
+  Flow flow(path, old_version.name());
+  decided(flow, publish(verdict(old_version.name(), 1), false));
+  flow.start();
+  grown(trace);
+  publish(verdict(new_version.name(), 1), false);
+  policy.set_args(SL_ITER_MIGRATE, SL_ITER_REPORT_ALL);
+  path.in(0, [&] { policy.iterate<sl_report>("sl_iter_migrate"); });
+  ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, new_version.name()); }));
+  EXPECT_EQ(old_version.count(SL_CCA_SELF_MOVED), 0U) << "self-migration is off in this generation";
+  EXPECT_EQ(new_version.count(SL_CCA_STATE_ADOPTED), 1U);
+  EXPECT_EQ(new_version.count(kCountBounded), 0U);
+}
+
+TEST_F(Migration, ASocketFromBbrGetsAnSsthresh) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace;
+  Flow flow(path, "bbr");
+  flow.start();
+  ASSERT_TRUE(trace.until([](const auto& events) { return events.size() > 1000; }));
+  ASSERT_GE(trace.events().back().ssthresh, 0x7fffffffU);
+  flow.set_cca(cubic.name());
+  ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, cubic.name()); }));
+  EXPECT_LT(trace.events().back().ssthresh, 0x7fffffffU);
+  EXPECT_GE(trace.events().back().ssthresh, 10U);
+  EXPECT_EQ(cubic.count(kCountBounded), 1U);
+}
+
+TEST_F(Migration, ANewGenerationWithTheSameCcaOnlyRescopes) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  decided(flow, publish(verdict(cubic.name(), 1)));
+  flow.start();
+  grown(trace);
+  const std::uint64_t second = publish(verdict(cubic.name(), 2, "", 0, 9));
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_RESCOPED) > 0; }));
+  const auto storage = policy.storage(flow.fd());
+  EXPECT_EQ(storage->generation, second);
+  EXPECT_EQ(storage->params, 9U);
+  EXPECT_EQ(cubic.count(SL_CCA_INIT), 1U);
+  EXPECT_EQ(cubic.count(SL_CCA_RELEASE), 0U);
+}
+
+TEST_F(Migration, ACcaThatNeedsEcnIsNotTakenWithoutIt) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy, "a")), fallback(Cca::cubic(&policy, "b"));
+  Cca needs_ecn({.file = "tests/bpf/cca_points.o", .struct_ops = "points_ecn", .suffix = "e", .policy = &policy});
+  Trace trace;
+  Flow flow(path, cubic.name());
+  decided(flow, publish(verdict(cubic.name(), 1)));
+  flow.start();
+  grown(trace);
+  publish(verdict(needs_ecn.name(), 1, fallback.name()));
+  ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, fallback.name()); }));
+  EXPECT_EQ(needs_ecn.count(SL_CCA_INIT), 0U);
+  EXPECT_EQ(cubic.count(SL_CCA_ECN_FALLBACK), 1U);
+  EXPECT_TRUE(policy.storage(flow.fd())->flags & SL_SOCK_ECN_FALLBACK);
+}
+
+TEST_F(Migration, ARefusedSwitchLeavesTheSocketToTheIterator) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  const std::uint64_t first = publish(verdict(cubic.name(), 1));
+  decided(flow, first);
+  flow.start();
+  grown(trace);
+  publish(verdict("slt_nobody", 1));
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_SELF_FAILED) > 0; }));
+  EXPECT_EQ(flow.cca(), cubic.name());
+  EXPECT_EQ(policy.storage(flow.fd())->generation, first) << "still undone";
+}
+
+TEST_F(Migration, NothingMovesWithoutARuleOrBeforeADecision) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy, "a")), other(Cca::cubic(&policy, "b"));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  decided(flow, 0);  // nobody decided
+  flow.start();
+  publish(verdict(other.name(), 1));
+  grown(trace);
+  EXPECT_EQ(flow.cca(), cubic.name());
+  decided(flow, 1);
+  const std::uint64_t empty = policy.publish({});
+  policy.set_generation_entry(empty, {empty, SL_GEN_SELF_MIGRATE, 0, {}});
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_NO_VERDICT) > 0; }));
+  EXPECT_EQ(flow.cca(), cubic.name());
+}
+
+TEST_F(Migration, StateOfAnotherLayoutOrTooOldIsRefused) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace;
+  Flow flow(path, "reno");
+  const int fd = flow.fd();
+  sl_sock storage{};
+  storage.state_tag = SL_STATE_LEARNED + 1;
+  storage.state_age_ms = static_cast<__u32>(now_ns() / 1000000);
+  must(bpf_map_update_elem(policy.map("sl_sock"), &fd, &storage, BPF_ANY) == 0, "sl_sock");
+  flow.set_cca(cubic.name());
+  EXPECT_EQ(cubic.count(SL_CCA_STATE_REFUSED), 1U);
+  flow.set_cca("reno");
+  storage.state_tag = SL_STATE_LEARNED;
+  storage.state_age_ms -= SL_STATE_AGE_MAX_MS + 1000;
+  must(bpf_map_update_elem(policy.map("sl_sock"), &fd, &storage, BPF_ANY) == 0, "sl_sock");
+  flow.set_cca(cubic.name());
+  EXPECT_EQ(cubic.count(SL_CCA_STATE_REFUSED), 2U);
+  EXPECT_EQ(cubic.count(SL_CCA_STATE_ADOPTED), 0U);
+  EXPECT_EQ(policy.storage(fd)->state_tag, 0U);
+}
+
+// ---- what is missing ---------------------------------------------------------------------------------------------------
+
+TEST_F(Migration, WithoutStorageAndParametersTheDefaultsHoldAndAreCounted) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  EXPECT_EQ(cubic.count(SL_CCA_NO_STORAGE), 1U);
+  flow.start();
+  grown(trace);
+  EXPECT_GT(cubic.count(SL_CCA_NO_PARAMS), 0U);
+  EXPECT_EQ(cubic.count(SL_CCA_SCHEMA_MISMATCH), 0U);
+  cubic.set_params(kDefaults);
+  // Wait until no run of a hook from before can be under way.
+  const std::uint64_t rtts = cubic.count(SL_CCA_RTT);
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_RTT) > rtts + 1; }));
+  const std::uint64_t missing = cubic.count(SL_CCA_NO_PARAMS);
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_RTT) > rtts + 5; }));
+  EXPECT_EQ(cubic.count(SL_CCA_NO_PARAMS), missing);
+}
+
+TEST_F(Migration, AnotherSchemaMeansNoSharedState) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy, "a")), other(Cca::cubic(&policy, "b"));
+  Trace trace;
+  const std::uint64_t first = publish(verdict(cubic.name(), 1));
+  policy.set_schema(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION + 1);
+  Flow flow(path, cubic.name());
+  EXPECT_EQ(cubic.count(SL_CCA_SCHEMA_MISMATCH), 1U);
+  decided(flow, first);
+  flow.start();
+  publish(verdict(other.name(), 1));
+  grown(trace);
+  EXPECT_EQ(flow.cca(), cubic.name());
+  flow.set_cca("reno");
+  EXPECT_EQ(policy.storage(flow.fd())->state_tag, 0U) << "nothing was written to it";
+}
+
+TEST_F(Migration, TheLoggerWritesOneRecordPerRttForSelectedSocketsOnly) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace;
+  Flow flow(path, cubic.name());
+  decided(flow, 0);
+  flow.start();
+  grown(trace);
+  EXPECT_GT(cubic.count(SL_CCA_RTT), 5U);
+  EXPECT_EQ(cubic.count(SL_CCA_LOG), 0U);
+  sl_sock storage{};
+  storage.flags = SL_SOCK_LOG;
+  const int fd = flow.fd();
+  must(bpf_map_update_elem(policy.map("sl_sock"), &fd, &storage, BPF_ANY) == 0, "sl_sock");
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_LOG) >= 5; }));
+  EXPECT_LE(cubic.count(SL_CCA_LOG), cubic.count(SL_CCA_RTT));
+
+  std::vector<sl_log_record> slots(static_cast<std::size_t>(libbpf_num_possible_cpus()));
+  const std::uint32_t zero = 0;
+  must(bpf_map_lookup_elem(must(cubic.object().map("sl_log_last")).fd(), &zero, slots.data()) == 0, "sl_log_last");
+  std::uint64_t cookie = 0;
+  socklen_t size = sizeof(cookie);
+  must(getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0, "SO_COOKIE");
+  bool found = false;
+  for (const sl_log_record& record : slots) {
+    if (record.time_ns == 0) continue;
+    found = true;
+    EXPECT_GE(record.cwnd_segments, 10U);
+    EXPECT_GE(record.rtt_min_us, 20000U);
+    EXPECT_GT(record.delivered, 0U);
+    EXPECT_EQ(record.delivered_ce, 0U);
+  }
+  EXPECT_TRUE(found);
+}
+
+}  // namespace
+}  // namespace sluice::test
