@@ -4,7 +4,6 @@
 // the trace of a sender's window (cca_trace.bpf.c).
 #pragma once
 
-#include <bpf/btf.h>
 #include <bpf/libbpf.h>
 #include <sluice/abi/cca.h>
 
@@ -145,19 +144,5 @@ class Trace {
   std::vector<Event> events_;
   std::unique_ptr<ring_buffer, RingFree> ring_;
 };
-
-// Byte offset of a member of a struct that an object's BTF describes.
-inline std::uint32_t member_offset(const std::string& file, const char* type, const char* member) {
-  std::unique_ptr<btf, void (*)(btf*)> types(btf__parse_elf(file.c_str(), nullptr), btf__free);
-  must(types != nullptr, file);
-  const auto id = btf__find_by_name_kind(types.get(), type, BTF_KIND_STRUCT);
-  must(id > 0, type);
-  const btf_type* found = btf__type_by_id(types.get(), static_cast<__u32>(id));
-  for (int i = 0; i < btf_vlen(found); ++i)
-    if (std::string(member) == btf__name_by_offset(types.get(), btf_members(found)[i].name_off))
-      return btf_member_bit_offset(found, static_cast<__u32>(i)) / 8;
-  must(false, member);
-  return 0;
-}
 
 }  // namespace sluice::test

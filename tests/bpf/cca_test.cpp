@@ -32,7 +32,8 @@ constexpr std::size_t kC = 2, kRenoFriendly = 4;
 // 2000 segments a second and 20 ms: 40 segments in flight, then a queue.
 const PathSpec kLine = {.one_way_us = 10000, .rate_bytes_per_s = 3000000};
 
-std::uint32_t alpha_offset() { return member_offset(Cca::path(Cca::kCubic), "cubic", "alpha_1024"); }
+// cubic's alpha_1024 in its private state: right behind struct sl_core.
+constexpr std::uint32_t kAlphaOffset = 28;
 
 std::uint64_t count_events(const std::vector<Trace::Event>& events, std::uint32_t state) {
   std::uint64_t n = 0;
@@ -90,11 +91,11 @@ TEST(Registration, TheVerifierReadsLittle) {
   for (const std::string& name : cubic.object().program_names()) {
     const auto info = must(must(cubic.object().program(name)).info());
     RecordProperty(name, std::to_string(info.verified_insns));
-    EXPECT_LT(info.verified_insns, 10000U) << name;  // the limit is 1,000,000
+    EXPECT_LT(info.verified_insns, 15000U) << name;  // the limit is 1,000,000
     total += info.verified_insns;
   }
   EXPECT_GT(total, 0U);
-  EXPECT_LT(total, 20000U);
+  EXPECT_LT(total, 25000U);
 }
 
 // ---- the window --------------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
   std::atomic<bool> mark_all = false;
   path.on_data([&](const Packet& p) { return Fate{.mark = p.number == 2500 || mark_all}; });
   Cca cubic(Cca::cubic(nullptr));
-  Trace trace(alpha_offset());
+  Trace trace(kAlphaOffset);
   Flow flow(path, cubic.name());
   ASSERT_TRUE(flow.ecn());
   flow.start();
@@ -228,7 +229,7 @@ TEST(Cubic, ALossBehindAMarkIsALoss) {
   Path path(spec);
   path.on_data([](const Packet& p) { return Fate{.drop = p.number == 2505, .mark = p.number == 2500}; });
   Cca cubic(Cca::cubic(nullptr));
-  Trace trace(alpha_offset());
+  Trace trace(kAlphaOffset);
   Flow flow(path, cubic.name());
   flow.start();
   ASSERT_TRUE(trace.until([&](const auto& events) {
@@ -347,7 +348,7 @@ TEST_P(MigrationFrom, ASwitchFromInsideTheHookWorksAndHandsOver) {
               .configure = [&](bpfio::Object& object) { must(object.set_rodata("point", where.point)); },
               .policy = &policy});
   Cca cubic(Cca::cubic(&policy, "b"));
-  Trace trace(alpha_offset());
+  Trace trace(kAlphaOffset);
   Flow flow(path, points.name());
   decided(flow, publish(verdict(points.name(), 1)));
   flow.start();
@@ -385,19 +386,27 @@ TEST_F(Migration, TheIteratorHandsOverAlike) {
   EXPECT_EQ(new_version.count(kCountBounded), 0U);
 }
 
-TEST_F(Migration, ASocketFromBbrGetsAnSsthresh) {
+TEST_F(Migration, ASocketFromBbrKeepsItsWindowAndComesBackOutOfCubic) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
   Trace trace;
   Flow flow(path, "bbr");
   flow.start();
   ASSERT_TRUE(trace.until([](const auto& events) { return events.size() > 1000; }));
-  ASSERT_GE(trace.events().back().ssthresh, 0x7fffffffU);
   flow.set_cca(cubic.name());
   ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, cubic.name()); }));
-  EXPECT_LT(trace.events().back().ssthresh, 0x7fffffffU);
-  EXPECT_GE(trace.events().back().ssthresh, 10U);
-  EXPECT_EQ(cubic.count(kCountBounded), 1U);
+  const auto& events = trace.events();
+  const auto last_of_bbr =
+      std::find_if(events.rbegin(), events.rend(), [](const auto& e) { return std::string("bbr") == e.cca; });
+  ASSERT_NE(last_of_bbr, events.rend());
+  EXPECT_GE(events.back().cwnd + 2, last_of_bbr->cwnd);
+  EXPECT_LT(events.back().ssthresh, 0x7fffffffU) << "not a slow start without an end";
+  EXPECT_GE(events.back().ssthresh, 10U);
+  const std::uint64_t received = flow.received();
+  EXPECT_TRUE(trace.until([&](const auto&) { return flow.received() > received + 200000; }));
+  EXPECT_EQ(cubic.count(kCountLoss), 0U) << "no burst";
+  flow.set_cca("reno");
+  EXPECT_EQ(cubic.count(SL_CCA_RELEASE), 1U);
 }
 
 TEST_F(Migration, ANewGenerationWithTheSameCcaOnlyRescopes) {

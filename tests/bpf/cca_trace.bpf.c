@@ -24,14 +24,18 @@ struct {
 
 __u64 lost_events = 0;
 
-static __always_inline void emit(const struct sock *sk, __u32 kind, __u32 new_state)
+static __always_inline void emit(struct sock *sk, __u32 kind, __u32 new_state)
 {
-	const struct tcp_sock *tp = (const void *)sk;
-	const struct inet_connection_sock *icsk = (const void *)sk;
+	const struct inet_connection_sock *icsk;
+	const struct tcp_sock *tp;
 	struct cca_trace_event *event;
 
 	if (sk->__sk_common.skc_dport != bpf_htons(watched_port))
 		return;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		return;
+	icsk = &tp->inet_conn;
 	event = bpf_ringbuf_reserve(&trace, sizeof(*event), 0);
 	if (!event) {
 		__sync_fetch_and_add(&lost_events, 1);
@@ -39,7 +43,7 @@ static __always_inline void emit(const struct sock *sk, __u32 kind, __u32 new_st
 	}
 	event->time_ns = bpf_ktime_get_ns();
 	event->kind = kind;
-	event->state = BPF_CORE_READ_BITFIELD_PROBED(icsk, icsk_ca_state);
+	event->state = BPF_CORE_READ_BITFIELD(icsk, icsk_ca_state);
 	event->new_state = new_state;
 	event->cwnd = tp->snd_cwnd;
 	event->ssthresh = tp->snd_ssthresh;
@@ -63,14 +67,14 @@ static __always_inline void emit(const struct sock *sk, __u32 kind, __u32 new_st
 }
 
 SEC("tp_btf/tcp_probe")
-int BPF_PROG(on_ack, const struct sock *sk)
+int BPF_PROG(on_ack, struct sock *sk)
 {
 	emit(sk, CCA_TRACE_ACK, 0);
 	return 0;
 }
 
 SEC("tp_btf/tcp_cong_state_set")
-int BPF_PROG(on_state, const struct sock *sk, const u8 new_state)
+int BPF_PROG(on_state, struct sock *sk, const u8 new_state)
 {
 	emit(sk, CCA_TRACE_STATE, new_state);
 	return 0;

@@ -83,6 +83,10 @@ struct cubic_epoch {
 
 struct cubic {
 	struct sl_core core;
+	u16 alpha_1024;		/* first, where tests find it */
+	u8 alpha_rounds;
+	u8 flags : 4;		/* enum cubic_flags */
+	u8 samples : 4;		/* HyStart: in this RTT */
 	struct cubic_epoch now;
 	struct cubic_epoch undo;
 	u32 ack_count;		/* acknowledged segments not yet in w_est */
@@ -92,10 +96,6 @@ struct cubic {
 	u32 delay_min_us;	/* 0 = no sample */
 	u32 train_us;		/* HyStart: last ACK of the train */
 	u32 tlp_seq;		/* tlp_high_seq as of this ACK; 0 = no probe out */
-	u16 alpha_1024;
-	u8 alpha_rounds;
-	u8 flags : 4;		/* enum cubic_flags */
-	u8 samples : 4;		/* HyStart: in this RTT */
 };
 SL_PRIVATE(struct cubic);
 
