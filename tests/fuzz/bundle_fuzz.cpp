@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Fuzz target: bundle manifests. Whatever the bytes, parse_manifest() ends with a manifest or with problems that have a place and
-// a remedy; a manifest's kernel name is one the kernel takes, and lint copes with it.
+// Fuzz target: bundle manifests. Whatever the bytes, parse_manifest() ends with a manifest or with problems that have a place
+// and a remedy; a manifest's kernel name is one the kernel takes, and lint copes with it.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -28,6 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     SLUICE_ASSERT(parameter.min <= parameter.default_value && parameter.default_value <= parameter.max);
     SLUICE_ASSERT(!range_text(parameter).empty());
   }
-  for (const Finding& finding : lint(*manifest, "/nonexistent")) SLUICE_ASSERT(!finding.what.empty() && !finding.remedy.empty());
+  for (const Finding& finding : lint(*manifest, "/nonexistent"))
+    SLUICE_ASSERT(!finding.what.empty() && !finding.remedy.empty());
   return 0;
 }

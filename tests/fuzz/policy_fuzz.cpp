@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Fuzz target: policy documents. Whatever the bytes, parse_document() ends with a document or with problems that have a place and
-// a remedy; a document survives its own JSON, compiles, and explains every kind of address.
+// Fuzz target: policy documents. Whatever the bytes, parse_document() ends with a document or with problems that have a place
+// and a remedy; a document survives its own JSON, compiles, and explains every kind of address.
 #include <cstddef>
 #include <cstdint>
 #include <string>
