@@ -80,7 +80,7 @@ class Scanner {
         for (const Mount& mount : parse_mountinfo(*text)) {
           if (mount.type != "nsfs") continue;
           if (auto inode = netns_inode(mount.root))
-            add(*inode, kMount, dir + "/root" + mount.target,
+            add(*inode, kMount, fmt::format("{}/root{}", dir, mount.target),
                 [&] { return "mount " + mount.target + " seen by " + process(pid); });
         }
       } else {

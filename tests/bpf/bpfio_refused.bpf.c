@@ -5,7 +5,7 @@
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>
 
-char _license[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 SEC("tc")
 int t_good(struct __sk_buff *skb)
