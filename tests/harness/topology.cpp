@@ -283,7 +283,7 @@ Status Topology::add_hosts(const TopologySpec& spec) {
     SLUICE_TRY(inode, inode_of(host->netns_.get()));
     host->netns_inode_ = inode;
 
-    std::string cgroup = cgroup_ + "/" + host_spec.name;
+    std::string cgroup = fmt::format("{}/{}", cgroup_, host_spec.name);
     if (::mkdir(cgroup.c_str(), 0755) < 0) return fail_errno(errno, "cannot make cgroup {}", cgroup);
     host->cgroup_ = cgroup;
     struct stat info{};
@@ -315,7 +315,7 @@ Status Topology::add_hosts(const TopologySpec& spec) {
     // A switch is no firewall, and without addresses a frame that went through IPv4 rules would be dropped as unroutable.
     if (host_spec.bridge && fs::exists("/proc/sys/net/bridge"))
       for (const char* table : {"iptables", "ip6tables", "arptables"})
-        sysctls[fmt::format("net.bridge.bridge-nf-call-{}", table)] = "0";
+        sysctls.emplace(fmt::format("net.bridge.bridge-nf-call-{}", table), "0");
     for (const auto& [key, value] : host_spec.sysctls) sysctls[key] = value;
     for (const auto& [key, value] : sysctls)
       SLUICE_CHECK(host->set_sysctl(key, value).map_error([&](Error error) {
@@ -382,11 +382,12 @@ Status Topology::add_links(const TopologySpec& spec) {
 
   for (std::size_t i = 0; i < hosts_.size(); i++) {
     for (const Interface& interface : hosts_[i]->interfaces_) {
+      // First of all: NOARP also keeps IPv6 from joining an address's multicast group, and so from reporting that.
+      settings[i] += fmt::format("link set {} arp off\n", interface.name);
       for (const std::string& address : interface.addresses)
         settings[i] += fmt::format("addr add {} dev {}{}\n", address, interface.name, is_ipv6(address) ? " nodad" : "");
       if (hosts_[i]->spec_.bridge) settings[i] += fmt::format("link set {} master br0\n", interface.name);
-      // NOARP also keeps IPv6 from joining multicast groups, and so from reporting them.
-      settings[i] += fmt::format("link set {} arp off up\n", interface.name);
+      settings[i] += fmt::format("link set {} up\n", interface.name);
     }
   }
   for (const auto& ports : segments)

@@ -34,7 +34,7 @@ namespace sluice::test {
 
 struct HostSpec {
   std::string name;                                 // unique in the topology
-  bool forwarding = false;                          // a router
+  bool forwarding = false;                          // a router; the one host that sends by itself (MLD: all-routers)
   bool bridge = false;                              // a switch: its links are ports of one bridge and take no addresses
   std::map<std::string, std::string> sysctls = {};  // "net.ipv4.tcp_ecn" -> "1"
 };
