@@ -7,6 +7,7 @@
 namespace sluice::cli {
 namespace {
 
+constexpr double kRead_s = 30;
 constexpr double kChange_s = 120;  // commands that change the host also wait for its sockets to move
 
 const Argument kDocument = {.name = "FILE", .kind = ValueKind::kFile, .summary = "the policy document; - reads standard input"};
@@ -94,6 +95,7 @@ Command make_root() {
        .description = "Compares the document with the kernel as it is. Changes nothing; the exit status does not tell whether "
                       "there are differences.",
        .handler = run_diff,
+       .timeout_s = kRead_s,
        .arguments = {kDocument},
        .examples = {{"sluice diff policy.yaml", ""}}},
       {.name = "status",
@@ -102,6 +104,7 @@ Command make_root() {
            "Read from the kernel, never from the policy: problems with their remedies, then for each version of each CCA its "
            "sockets, their share, mean window and round-trip time, and where they are.",
        .handler = run_status,
+       .timeout_s = kRead_s,
        .options = {{.name = "watch", .letter = 'w', .summary = "again and again, until Ctrl-C"},
                    {.name = "interval",
                     .kind = ValueKind::kSeconds,
@@ -118,6 +121,7 @@ Command make_root() {
        .description = "Follows the agent's own decision for a remote address step by step: place, locality, service, rule, CCA "
                       "and parameters.",
        .handler = run_explain,
+       .timeout_s = kRead_s,
        .arguments = {{.name = "DST", .summary = "remote address, with or without a port"}},
        .options = {{.name = "from", .kind = ValueKind::kText, .value = "SRC", .summary = "local address"},
                    {.name = "port", .kind = ValueKind::kNumber, .value = "N", .summary = "local port", .max = 65535},
@@ -135,6 +139,7 @@ Command make_root() {
        .summary = "the TCP sockets and their CCAs",
        .description = "One line a socket, or with --by one line a group. Filters can be combined.",
        .handler = run_sockets,
+       .timeout_s = kRead_s,
        .options = {{.name = "by",
                     .kind = ValueKind::kChoice,
                     .value = "KEY",
@@ -163,11 +168,13 @@ Command make_root() {
                         .summary = "all CCAs",
                         .description = "One line a version.",
                         .handler = run_cca_list,
+                        .timeout_s = kRead_s,
                         .examples = {{"sluice cca list", ""}}},
                        {.name = "show",
                         .summary = "one CCA: parameters, users, counters",
                         .description = "Every version of the CCA, or the one that is named.",
                         .handler = run_cca_show,
+                        .timeout_s = kRead_s,
                         .arguments = {{.name = "NAME", .summary = "NAME or NAME@VERSION"}},
                         .examples = {{"sluice cca show cubic@1.0.0", ""}}}}},
       {.name = "migrate",
@@ -198,12 +205,14 @@ Command make_root() {
                       "of others on our "
                       "hooks. Works without an agent too.",
        .handler = run_doctor,
+       .timeout_s = kRead_s,
        .examples = {{"sudo sluice doctor", ""}},
        .exits = {{kDegraded, "a check failed or a feature is missing"}}},
       {.name = "events",
        .summary = "what the agent did",
        .description = "Oldest first. As json, one object a line.",
        .handler = run_events,
+       .timeout_s = kRead_s,
        .options = {{.name = "follow", .letter = 'f', .summary = "go on with new ones, until Ctrl-C"},
                    {.name = "limit",
                     .letter = 'n',

@@ -64,7 +64,7 @@ struct Command {
   std::string_view summary;      // one line, no final stop
   std::string_view description;  // paragraphs, parted by an empty line; lines of a paragraph are refilled
   Handler handler = nullptr;     // nullptr: only its subcommands can be called
-  double timeout_s = 30;         // default of --timeout; 0 = unbounded unless --timeout is given
+  double timeout_s = 0;          // default of --timeout; 0 = asks no agent, or has no bound unless --timeout is given
   std::vector<Argument> arguments = {};
   std::vector<Option> options = {};
   std::vector<Example> examples = {};

@@ -100,7 +100,11 @@ std::string frame(std::string_view text) {
 Result<v1::DoctorReply> doctor_without_agent(Session& session) {
   auto run =
       run_program({session.env().agent_program, "--doctor", "--output", "json"}, session.deadline(), session.interrupt_fd());
-  if (!run) return fail(std::move(run).error().within("no agent answers, and sluiced --doctor did not either"));
+  if (!run)
+    return fail(std::move(run)
+                    .error()
+                    .within("no agent answers, so sluiced was asked")
+                    .fix("install sluiced beside sluice, or into PATH"));
   v1::DoctorReply reply;
   google::protobuf::util::JsonParseOptions options;
   options.ignore_unknown_fields = true;

@@ -17,12 +17,14 @@ std::string flags_text(const Option& option) {
   return text;
 }
 
-// The summary with what can be given and what holds when nothing is. (The commands differ in --timeout's.)
+// The summary with what can be given and what holds when nothing is. (--timeout's default is the command's.)
 std::string summary_text(const Option& option, const Command& command) {
   std::string text(option.summary);
   if (!option.choices.empty()) text += fmt::format(" ({})", fmt::join(option.choices, ", "));
-  if (!option.fallback.empty()) text += fmt::format(" [default: {}]", option.fallback);
-  if (option.name == "timeout" && command.handler != nullptr) text += fmt::format(" [default: {}]", command.timeout_s);
+  if (option.name == "timeout")
+    text += command.timeout_s > 0 && command.handler != nullptr ? fmt::format(" [default: {}]", command.timeout_s) : "";
+  else if (!option.fallback.empty())
+    text += fmt::format(" [default: {}]", option.fallback);
   return text;
 }
 
@@ -124,6 +126,7 @@ std::string cell(std::string_view text) {
 void markdown_command(const Command& command, const std::string& path, std::string& out) {
   out += fmt::format("\n## sluice {}\n\n{}\n\n", path, command.description);
   out += fmt::format("    {}\n", usage_text(command, path));
+  if (command.timeout_s > 0) out += fmt::format("\n`--timeout` is {} s unless given.\n", command.timeout_s);
   if (!command.subcommands.empty()) {
     out += "\n| command | does |\n|---|---|\n";
     for (const Command& sub : command.subcommands) out += fmt::format("| `{} {}` | {} |\n", path, sub.name, cell(sub.summary));
@@ -189,6 +192,7 @@ std::string render_man() {
     const Command& command = *named.command;
     out += fmt::format(".SS {}\n", roff(usage_text(command, named.path)));
     for (const std::string& paragraph : paragraphs(command.description)) out += fmt::format(".PP\n{}\n", roff(paragraph));
+    if (command.timeout_s > 0) out += fmt::format(".PP\n\\-\\-timeout is {} s unless given.\n", command.timeout_s);
     for (const Argument& argument : command.arguments) out += roff_item(argument.name, argument.summary);
     for (const Option& option : command.options) out += roff_item(flags_text(option), summary_text(option, command));
     for (const ExitStatus& status : command.exits)

@@ -14,7 +14,7 @@
 namespace sluice::cli {
 namespace {
 
-tl::unexpected<Error> usage(const std::string& path, std::string what, std::string_view meant = {}) {
+tl::unexpected<Error> usage(const std::string& path, std::string what, const std::string& meant = {}) {
   Error error;
   error.code = Code::kInvalid;
   error.what = std::move(what);
@@ -41,7 +41,7 @@ void declare(CLI::App& app, const Command& command) {
   }
   for (const Argument& argument : command.arguments) {
     CLI::Option* declared = app.add_option(std::string(argument.name));
-    if (argument.many) declared->expected(1, CLI::detail::expected_max_vector_size);
+    if (argument.many) declared->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
   }
   for (const Command& sub : command.subcommands) declare(*app.add_subcommand(std::string(sub.name)), sub);
 }
@@ -66,7 +66,7 @@ Status check_value(const std::string& path, std::string_view name, ValueKind kin
     case ValueKind::kChoice:
       if (std::find(choices.begin(), choices.end(), value) == choices.end())
         return usage(path, fmt::format("{} takes one of {}, not '{}'", name, fmt::join(choices, ", "), value),
-                     nearest(value, choices));
+                     std::string(nearest(value, choices)));
       return {};
     case ValueKind::kText:
     case ValueKind::kFile:
@@ -88,14 +88,16 @@ tl::unexpected<Error> refuse_extras(const Invocation& call, const std::vector<st
     for (const Command* command : {call.command, &root()})
       for (const Option& option : command->options) known.push_back("--" + std::string(option.name));
     const std::vector<std::string_view> candidates(known.begin(), known.end());
-    return usage(call.path, fmt::format("unknown option '{}'", name), nearest(name, candidates));
+    return usage(call.path, fmt::format("unknown option '{}'", name), std::string(nearest(name, candidates)));
   }
   const std::string& word = extras.front();
   if (call.command->subcommands.empty()) return usage(call.path, fmt::format("'{}' is one word too many", word));
   std::vector<std::string_view> names;
   for (const Command& sub : call.command->subcommands) names.push_back(sub.name);
-  return usage(call.path, fmt::format("unknown command '{}{}{}'", call.path, call.path.empty() ? "" : " ", word),
-               nearest(word, names));
+  const std::string before = call.path.empty() ? "" : call.path + " ";
+  const std::string_view meant = nearest(word, names);
+  return usage(call.path, fmt::format("unknown command '{}{}'", before, word),
+               meant.empty() ? "" : before + std::string(meant));
 }
 
 void collect(const CLI::App& app, const Command& command, Invocation& call) {
@@ -140,6 +142,9 @@ Result<Invocation> parse(const std::vector<std::string>& words) {
   std::string complaint;
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them last first
+  } catch (const CLI::ArgumentMismatch& error) {                        // "--output: ..."
+    const std::string text = error.what();
+    complaint = fmt::format("{} needs a value, and only one", text.substr(0, text.find(':')));
   } catch (const CLI::ParseError& error) {
     complaint = error.what();
   }

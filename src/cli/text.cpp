@@ -222,7 +222,7 @@ std::string plural(std::uint64_t count, std::string_view singular) {
 
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& candidates) {
   std::string_view best;
-  std::size_t best_distance = word.size() <= 3 ? 2 : 3;  // first distance that is too far
+  std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;  // the first that is too far
   for (std::string_view candidate : candidates) {
     const std::size_t distance = edits(word, candidate);
     if (distance < best_distance && distance < candidate.size()) best = candidate, best_distance = distance;
