@@ -419,8 +419,10 @@ struct Listener {
 };
 
 struct Connection {
-  explicit Connection(const Listener& listener, int protocol = IPPROTO_TCP) {
+  // `subnet`: the client is 127.1.SUBNET.1, for more connections than one address has ports (IPv4).
+  explicit Connection(const Listener& listener, int protocol = IPPROTO_TCP, uint8_t subnet = 0) {
     Address from = address(listener.ip, 1, 0), to = listener.where;
+    if (listener.ip == Ip::kV4) reinterpret_cast<sockaddr_in*>(&from.bytes)->sin_addr.s_addr |= htonl(uint32_t{subnet} << 8);
     client = tcp_socket(from.family, 0, protocol);
     must(bind(client.get(), from.get(), from.size) == 0, "bind client");
     must(connect(client.get(), to.get(), to.size) == 0, "connect");
