@@ -8,7 +8,10 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <yaml-cpp/yaml.h>
+
+#include <csignal>
 
 #include "base/file.h"
 #include "cli/command_table.h"
@@ -84,7 +87,8 @@ class Commands : public testing::Test {
  protected:
   TempFolder folder;
   Cli cli{folder};
-  FakeAgent agent{folder / "run/agent.sock"};
+  FakeAgent agent;
+  void SetUp() override { agent.serve(folder / "run/agent.sock"); }
 
   std::string document(const std::string& text = "kind: Host\n") {
     const std::string path = folder / "policy.yaml";
@@ -686,17 +690,16 @@ TEST_F(NoAgent, AnAgentThatClosesTheConnectionSaysNoToUs) {
 }
 
 TEST_F(NoAgent, WaitEndsWhenTheAgentComesUp) {
-  std::unique_ptr<FakeAgent> agent;
+  FakeAgent agent;
+  agent.status = from_text<v1::StatusReply>(kStatus);
   int asked = 0;
   cli.environment.interrupts = [&, nothing = std::make_shared<UniqueFd>(::eventfd(0, EFD_CLOEXEC))] {
     ++asked;  // asked for once, after the first probe has failed
-    agent = std::make_unique<FakeAgent>(folder / "run/agent.sock");
-    agent->status = from_text<v1::StatusReply>(kStatus);
+    agent.serve(folder / "run/agent.sock");
     return nothing->get();
   };
   EXPECT_EQ(cli({"status", "--wait"}), kOk) << cli.err();
   EXPECT_EQ(asked, 1);
-  agent.reset();
 }
 
 TEST_F(NoAgent, WaitEndsAtTheDeadlineAndOnCtrlC) {
@@ -726,28 +729,57 @@ TEST_F(NoAgent, DoctorAsksTheAgentsProgram) {
   EXPECT_EQ(cli({"doctor", "--timeout", "0.2"}), kFailed);
 }
 
+// A program in the agent's place: it tells its pid and arguments, and lives until the test ends it.
+class StandIn {
+ public:
+  explicit StandIn(const TempFolder& folder) {
+    const std::string fifo = folder / "fifo";
+    SLUICE_ASSERT(::mkfifo(fifo.c_str(), 0600) == 0);
+    fifo_ = UniqueFd(::open(fifo.c_str(), O_RDWR | O_CLOEXEC));
+    program = folder / "sluiced";
+    SLUICE_ASSERT(
+        write_file_atomic(program, "#!/bin/sh\necho $$ \"$@\" >'" + fifo + "'\nexec sleep infinity\n", 0755).has_value());
+  }
+  ~StandIn() {
+    if (pid_ == 0) told();
+    ::kill(pid_, SIGKILL);
+    EXPECT_EQ(::waitpid(pid_, nullptr, 0), pid_);
+  }
+  // Waits for its line and returns the arguments.
+  std::string told() {
+    char line[1024];
+    const ssize_t got = ::read(fifo_.get(), line, sizeof(line));
+    SLUICE_ASSERT(got > 0);
+    std::istringstream words(std::string(line, static_cast<std::size_t>(got)));
+    std::string arguments;
+    words >> pid_ >> std::ws;
+    std::getline(words, arguments);
+    return arguments;
+  }
+
+  std::string program;
+
+ private:
+  UniqueFd fifo_;
+  pid_t pid_ = 0;
+};
+
 TEST_F(NoAgent, UpStartsTheAgentAndAppliesOnceItAnswers) {
-  // The program tells its arguments through one FIFO, and lives until the other is closed.
-  for (const char* fifo : {"arguments", "life"}) ASSERT_EQ(::mkfifo((folder / fifo).c_str(), 0600), 0);
-  cli.environment.agent_program =
-      file("sluiced", "#!/bin/sh\necho \"$@\" >'" + (folder / "arguments") + "'\nexec cat '" + (folder / "life") + "'\n", 0755);
+  StandIn program(folder);
+  cli.environment.agent_program = program.program;
   ASSERT_EQ(::mkdir((folder / "run/t1").c_str(), 0700), 0);
   std::string arguments;
-  std::unique_ptr<FakeAgent> agent;
+  FakeAgent agent;
+  agent.progress = stream([](v1::Progress& last) { last.mutable_applied()->set_revision(1); });
   std::thread host([&] {
-    arguments = read_file(folder / "arguments").value_or("");
-    agent = std::make_unique<FakeAgent>(folder / "run/t1/agent.sock");
-    agent->progress = stream([](v1::Progress& last) { last.mutable_applied()->set_revision(1); });
+    arguments = program.told();
+    agent.serve(folder / "run/t1/agent.sock");
   });
-  // Its end is ours: written to before it is opened, so opened for both.
-  UniqueFd life(::open((folder / "life").c_str(), O_RDWR | O_CLOEXEC));
   EXPECT_EQ(cli({"--instance", "t1", "up", file("p.yaml", "kind: Host\n"), "--bundle-path", "/a:/b"}), kOk) << cli.err();
   host.join();
-  EXPECT_EQ(arguments, "--instance t1 --bundle-path /a --bundle-path /b\n");
-  EXPECT_EQ(agent->apply_request.document(), "kind: Host\n");
+  EXPECT_EQ(arguments, "--instance t1 --bundle-path /a --bundle-path /b");
+  EXPECT_EQ(agent.apply_request.document(), "kind: Host\n");
   EXPECT_EQ(read_file(folder / "state/t1/sluiced.log").value_or("absent"), "");
-  agent.reset();
-  life.reset();  // ends the program
 }
 
 TEST_F(NoAgent, UpShowsWhyTheAgentDidNotStart) {
@@ -762,14 +794,12 @@ TEST_F(NoAgent, UpShowsWhyTheAgentDidNotStart) {
 }
 
 TEST_F(NoAgent, UpEndsAtTheDeadlineWhenTheAgentNeverAnswers) {
-  ASSERT_EQ(::mkfifo((folder / "life").c_str(), 0600), 0);
-  UniqueFd life(::open((folder / "life").c_str(), O_RDWR | O_CLOEXEC));
-  cli.environment.agent_program = file("sluiced", "#!/bin/sh\nexec cat '" + (folder / "life") + "'\n", 0755);
+  const StandIn program(folder);
+  cli.environment.agent_program = program.program;
   EXPECT_EQ(cli({"up", file("p.yaml", "kind: Host\n"), "--timeout", "0.3"}), kFailed);
   EXPECT_THAT(
       cli.err(),
       HasSubstr("the agent did not answer within 0.3 s; it goes on starting\n  fix: `sluice status --wait` waits for it"));
-  life.reset();
 }
 
 TEST_F(NoAgent, LocalCommandsNeedNone) {

@@ -86,10 +86,19 @@ class Acceptor {
 
 class FakeAgent final : public v1::Agent::Service {
  public:
-  explicit FakeAgent(const std::string& socket) {
+  FakeAgent() {
     grpc::ServerBuilder builder;
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
+  }
+  ~FakeAgent() override {
+    acceptor_.reset();
+    release();
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_->Wait();
+  }
+
+  void serve(const std::string& socket) {
     acceptor_ = std::make_unique<Acceptor>(socket, [this](UniqueFd fd) {
       auto copy = duplicate(fd.get());
       SLUICE_ASSERT(copy.has_value());
@@ -99,12 +108,6 @@ class FakeAgent final : public v1::Agent::Service {
       }
       grpc::AddInsecureChannelFromFd(server_.get(), fd.release());
     });
-  }
-  ~FakeAgent() override {
-    acceptor_.reset();
-    release();
-    server_->Shutdown(std::chrono::system_clock::now());
-    server_->Wait();
   }
 
   // What the next calls get. An error, when set, ends every call; `stuck` makes calls wait (after what they send) for
