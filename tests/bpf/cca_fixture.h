@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// CCAs in the hands of a test: objects on the SDK loaded under a name of the test's own and registered while the object lives, and
-// the trace of a sender's window (cca_trace.bpf.c).
+// CCAs in the hands of a test: objects on the SDK loaded under a name of the test's own and registered while the object lives,
+// and the trace of a sender's window (cca_trace.bpf.c).
 #pragma once
 
 #include <bpf/libbpf.h>
@@ -37,7 +37,7 @@ inline void must(Status status) {
 class Cca {
  public:
   struct Spec {
-    std::string file;         // below the build directory
+    std::string file;         // absolute, or below the build directory
     std::string struct_ops;   // which of its struct_ops maps
     std::string suffix = "";  // tells several of one test apart
     std::function<void(bpfio::Object&)> configure = {};
@@ -66,7 +66,7 @@ class Cca {
     link_ = must(object_.attach_struct_ops(spec.struct_ops));
   }
 
-  static std::string path(const std::string& file) { return std::string(SLUICE_BUILD_DIR "/") + file; }
+  static std::string path(const std::string& file) { return file.starts_with('/') ? file : SLUICE_BUILD_DIR "/" + file; }
   const std::string& name() const { return name_; }
   bpfio::Object& object() { return object_; }
 
@@ -108,7 +108,8 @@ class Trace {
 
   const std::vector<Event>& events() const { return events_; }
   // Follows the trace until `done` says so; false after `limit`. Woken by events.
-  bool until(const std::function<bool(const std::vector<Event>&)>& done, std::chrono::seconds limit = std::chrono::seconds(60)) {
+  bool until(const std::function<bool(const std::vector<Event>&)>& done,
+             std::chrono::seconds limit = std::chrono::seconds(60)) {
     const auto deadline = std::chrono::steady_clock::now() + limit;
     while (!done(events_)) {
       if (std::chrono::steady_clock::now() > deadline) return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
 // A path with a delay, for kernels without netem: two network namespaces, each with a TUN device, and a thread between them
-// that delays every packet, serves a bottleneck of a given rate, and drops, marks or holds the data packets that the test names.
-// Everything ends with the object.
+// that delays every packet, serves a bottleneck of a given rate, and drops, marks or holds the data packets that the test
+// names. Everything ends with the object.
 //
 //   Path path({.one_way_us = 10000});
 //   path.on_data([](const Packet& p) { return Fate{.drop = p.number == 1000}; });
