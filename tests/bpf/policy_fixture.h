@@ -26,6 +26,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,11 +35,9 @@
 
 namespace sluice::test {
 
-// A step of the set-up that has to work; the process ends if it does not.
+// A step of the set-up that has to work. Thrown, so that cgroups go with the stack; gtest makes a failure of it.
 inline void must(bool ok, const std::string& what) {
-  if (ok) return;
-  fprintf(stderr, "set-up failed: %s: %s\n", what.c_str(), strerror(errno));
-  std::abort();
+  if (!ok) throw std::runtime_error("set-up failed: " + what + ": " + strerror(errno));
 }
 
 inline void run(const std::string& command) { must(std::system(command.c_str()) == 0, command); }
@@ -56,7 +55,10 @@ class Cgroup {
   Cgroup(const Cgroup& parent, const std::string& name) : Cgroup(parent.path_ / name) {}
   Cgroup(const Cgroup&) = delete;
   Cgroup& operator=(const Cgroup&) = delete;
-  ~Cgroup() { rmdir(path_.c_str()); }
+  ~Cgroup() {
+    std::ofstream(std::filesystem::path(mount()) / "cgroup.procs") << getpid() << std::flush;  // in case we are still in it
+    rmdir(path_.c_str());
+  }
 
   void enter() const {
     std::ofstream procs(path_ / "cgroup.procs");

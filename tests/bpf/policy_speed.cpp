@@ -75,12 +75,7 @@ class Holder {
     char byte = 0;
     if (pid_ == 0) {
       close(stay[1]);
-      const Listener listener;
-      std::vector<std::unique_ptr<Connection>> connections;
-      while (connections.size() < sockets / 2)
-        connections.push_back(std::make_unique<Connection>(listener, IPPROTO_TCP, subnet));
-      must(write(ready[1], &byte, 1) == 1, "report");
-      _exit(static_cast<int>(read(stay[0], &byte, 1)));
+      _exit(hold(sockets, subnet, ready[1], stay[0]));
     }
     close(ready[1]);
     close(stay[0]);
@@ -94,6 +89,21 @@ class Holder {
   }
 
  private:
+  static int hold(size_t sockets, uint8_t subnet, int ready, int stay) {
+    try {
+      const Listener listener;
+      std::vector<std::unique_ptr<Connection>> connections;
+      while (connections.size() < sockets / 2)
+        connections.push_back(std::make_unique<Connection>(listener, IPPROTO_TCP, subnet));
+      char byte = 0;
+      must(write(ready, &byte, 1) == 1, "report");
+      return static_cast<int>(read(stay, &byte, 1));
+    } catch (const std::exception& error) {
+      fprintf(stderr, "%s\n", error.what());
+      return 1;
+    }
+  }
+
   pid_t pid_ = -1;
   UniqueFd stay_;
 };
@@ -261,7 +271,7 @@ void handshakes() {
 }  // namespace
 }  // namespace sluice::test
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   using namespace sluice::test;
   std::vector<size_t> sizes;
   for (int i = 1; i < argc; ++i) sizes.push_back(std::stoul(argv[i]));
@@ -271,4 +281,7 @@ int main(int argc, char** argv) {
   handshakes();
   for (const size_t sockets : sizes) many_sockets(sockets);
   return 0;
+} catch (const std::exception& error) {
+  fprintf(stderr, "%s\n", error.what());
+  return 1;
 }
