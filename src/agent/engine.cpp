@@ -247,7 +247,7 @@ Result<Engine::Outcome> Engine::run(Prepared& prepared, uint32_t timeout_ms, con
     Status status = store_.started(id, i + 1);
     transaction.started = i + 1;
     if (status) status = run_step(steps[i], prepared, deadline, outcome);
-    if (status && i == commit) status = verify(prepared);
+    if (status && steps[i].kind == StepKind::kPublish) status = verify(prepared);
     if (status) continue;
 
     Error error = std::move(status).error().within(steps[i].describe());

@@ -67,7 +67,7 @@ Result<UniqueFd> lock_instance(const std::string& state_dir) {
     return fail(make_error(Code::kConflict, "an agent is running already for this instance",
                            "use it, stop it first, or give this one another --instance")
                     .at(path));
-  return std::move(fd);
+  return fd;
 }
 
 Result<std::unique_ptr<SqliteStore>> open_store(const std::string& path, bool reset) {

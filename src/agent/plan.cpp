@@ -143,7 +143,8 @@ Result<policy::ParamAllocation> allocation_from_json(const std::string& text) {
   policy::ParamAllocation allocation;
   if (text.empty()) return allocation;
   try {
-    for (const auto& [name, sets] : nlohmann::json::parse(text).items()) {
+    const auto parsed = nlohmann::json::parse(text);
+    for (const auto& [name, sets] : parsed.items()) {
       SLUICE_TRY(ref, bundle::parse_bundle_ref(name));
       for (const auto& [index, values] : sets.items())
         allocation[ref][static_cast<uint32_t>(std::stoul(index))] = values.get<policy::ParamValues>();

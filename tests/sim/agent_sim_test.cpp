@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// The agent's whole loop on a simulated host that dies, or refuses, at every point of every change, under connection churn.
+// Each schedule is named by (seed, operation, point, mode); SLUICE_SIM_SEED repeats one base seed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "agent/engine.h"
+#include "base/log.h"
+#include "bundle/catalog.h"
+#include "chaos.h"
+#include "sim_kernel.h"
+#include "sim_store.h"
+
+namespace sluice::sim {
+namespace {
+
+using agent::Engine;
+
+// Bundles as the agent finds them: manifests, and objects that nobody opens here.
+class Bundles {
+ public:
+  Bundles() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "sluice-sim-XXXXXX").string();
+    root_ = ::mkdtemp(pattern.data());
+    add("cubic", "1.0.0", true);
+    add("cubic", "2.0.0", false);
+  }
+  ~Bundles() { std::filesystem::remove_all(root_); }
+  bundle::Catalog scan() const { return bundle::Catalog::scan({root_}); }
+
+ private:
+  void add(const std::string& name, const std::string& version, bool transitional) {
+    const auto folder = std::filesystem::path(root_) / name / version;
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / (name + ".bpf.o")) << name << version;
+    std::ofstream(folder / "bundle.yaml") << fmt::format(
+        "name: {0}\nversion: {1}\nclass: cca\nsummary: for the simulation\nlicense: Dual BSD/GPL\nobjects: [{0}.bpf.o]\n"
+        "kernel: {{min: \"6.12\"}}\nhooks: [init, release, ssthresh, cong_avoid, undo_cwnd]\n"
+        "signals: {{ecn: tolerates, delay: true, loss: true}}\n"
+        "parameters:\n  - {{name: beta, type: u64, unit: permille, min: 100, max: 1000, default: 700, when: live, summary: "
+        "b}}\n"
+        "transitional: {2}\n",
+        name, version, transitional);
+  }
+  std::string root_;
+};
+
+constexpr char kHead[] = R"(
+apiVersion: sluice/v1
+kind: Host
+place: {region: eu, datacenter: eu1, rack: r1}
+)";
+const std::string kFirstPolicy = std::string(kHead) + R"(
+topology:
+  - {prefix: 10.1.0.0/16, region: eu, datacenter: eu1}
+  - {prefix: 10.2.0.0/16, region: us}
+  - {prefix: 2001:db8::/32, region: us}
+bundles:
+  - {name: cubic, version: 1.0.0, parameters: {beta: 700}}
+rules:
+  - {name: near, match: {locality: [intra_rack, intra_dc, intra_region]}, use: "kernel:reno"}
+  - {name: far, match: {locality: cross_region}, use: "cubic@1.0.0"}
+  - {name: rest, match: {locality: [unknown, external]}, use: "kernel:bbr"}
+)";
+// A new version, other parameters, a moved prefix, a sysctl.
+const std::string kSecondPolicy = std::string(kHead) + R"(
+topology:
+  - {prefix: 10.1.0.0/16, region: eu, datacenter: eu1}
+  - {prefix: 10.2.0.0/16, region: us}
+  - {prefix: 10.2.9.0/24, region: us, datacenter: us9}
+  - {prefix: 2001:db8::/32, external: true}
+bundles:
+  - {name: cubic, version: 1.0.0, parameters: {beta: 800}}
+  - name: cubic
+    version: 2.0.0
+    parameters: {beta: 600}
+    overrides:
+      - {match: {place: us/us9}, parameters: {beta: 500}}
+rules:
+  - {name: near, match: {locality: [intra_rack, intra_dc, intra_region]}, use: "kernel:reno"}
+  - {name: far, match: {locality: cross_region}, use: "cubic@2.0.0"}
+  - {name: rest, match: {locality: [unknown, external]}, use: "cubic@1.0.0"}
+sysctls: {net.ipv4.tcp_ecn: 1}
+)";
+
+// What each remote runs under which policy: written by hand, so that nothing of the product judges itself.
+struct Expectation {
+  const char* remote;
+  const char* first;
+  const char* second;
+  const char* rolled_back;
+};
+constexpr Expectation kExpected[] = {
+    {"10.1.0.7", "reno", "reno", "reno"},
+    {"10.2.0.7", "cubic.1.0.0", "cubic.2.0.0", "cubic.1.0.0"},
+    {"10.2.9.7", "cubic.1.0.0", "cubic.2.0.0", "cubic.1.0.0"},
+    {"192.0.2.1", "bbr", "cubic.1.0.0", "cubic.1.0.0"},
+    {"2001:db8::7", "cubic.1.0.0", "cubic.1.0.0", "cubic.1.0.0"},
+};
+
+enum class Op { kApplyFirst, kApplySecond, kRollback, kMigrate, kDown };
+enum class State { kNone, kFirst, kSecond, kRolledBack };
+
+class Host {
+ public:
+  explicit Host(const Bundles& bundles, uint64_t seed) : bundles_(bundles), kernel(chaos, seed), store(chaos) {
+    chaos.world = [this] { kernel.churn(); };
+  }
+
+  // Starts an agent, as systemd would after a death.
+  Status start() {
+    engine = std::make_unique<Engine>(kernel, store, clock, [this] { return bundles_.scan(); }, agent::EngineOptions{});
+    return engine->recover();
+  }
+
+  Status run(Op op) {
+    const auto drop = [](auto&& result) -> Status {
+      if (!result) return tl::unexpected<Error>(result.error());
+      return {};
+    };
+    const auto quiet = [](const v1::Progress&) {};
+    v1::ApplyRequest apply;
+    apply.set_source_name("policy.yaml");
+    switch (op) {
+      case Op::kApplyFirst:
+        apply.set_document(kFirstPolicy);
+        return drop(engine->apply(apply, quiet));
+      case Op::kApplySecond:
+        apply.set_document(kSecondPolicy);
+        return drop(engine->apply(apply, quiet));
+      case Op::kRollback:
+        return drop(engine->rollback({}, quiet));
+      case Op::kMigrate:
+        return drop(engine->migrate({}, quiet));
+      case Op::kDown:
+        return drop(engine->down({}, quiet));
+    }
+    return {};
+  }
+
+  const Bundles& bundles_;
+  Chaos chaos;
+  FakeClock clock;
+  SimKernel kernel;
+  SimStore store;
+  std::unique_ptr<Engine> engine;
+};
+
+// Every socket, old and new, runs what `state` says, and nothing else is left in the kernel.
+void expect_state(Host& host, State state, const std::string& schedule) {
+  SCOPED_TRACE(schedule);
+  EXPECT_EQ(host.kernel.broken_invariant, "");
+  EXPECT_FALSE(host.store.journal_open());
+  if (state == State::kNone) {
+    EXPECT_FALSE(host.kernel.anything_pinned());
+    EXPECT_EQ(host.kernel.sysctls().at("net.ipv4.tcp_ecn"), "2");
+    for (const auto& socket : host.kernel.all_sockets()) EXPECT_EQ(socket.map_id, 0u) << socket.cca;
+    return;
+  }
+  EXPECT_TRUE(host.kernel.hook());
+  EXPECT_EQ(host.kernel.sysctls().at("net.ipv4.tcp_ecn"), state == State::kFirst ? "2" : "1");
+  std::set<std::string> ids;
+  for (const auto& [id, cca] : host.kernel.ccas()) ids.insert(id);
+  const std::set<std::string> expected_ids =
+      state == State::kSecond ? std::set<std::string>{"cubic@1.0.0", "cubic@2.0.0"} : std::set<std::string>{"cubic@1.0.0"};
+  EXPECT_EQ(ids, expected_ids);
+  for (const auto& expected : kExpected) {
+    const auto& socket = host.kernel.open_connection(expected.remote);
+    EXPECT_EQ(socket.cca, state == State::kFirst    ? expected.first
+                          : state == State::kSecond ? expected.second
+                                                    : expected.rolled_back)
+        << expected.remote;
+  }
+  for (const auto& socket : host.kernel.all_sockets()) {
+    if (socket.listener) {
+      EXPECT_EQ(socket.cca, "cubic.1.0.0");
+      continue;
+    }
+    for (const auto& expected : kExpected) {
+      if (*policy::parse_prefix(expected.remote) != socket.remote) continue;
+      EXPECT_EQ(socket.cca, state == State::kFirst    ? expected.first
+                            : state == State::kSecond ? expected.second
+                                                      : expected.rolled_back)
+          << "a socket to " << expected.remote << " was left behind";
+    }
+  }
+}
+
+State after(Op op, State before) {
+  switch (op) {
+    case Op::kApplyFirst:
+      return State::kFirst;
+    case Op::kApplySecond:
+      return State::kSecond;
+    case Op::kRollback:
+      return State::kRolledBack;
+    case Op::kMigrate:
+      return before;
+    case Op::kDown:
+      return State::kNone;
+  }
+  return before;
+}
+
+const std::vector<Op> kStory = {Op::kApplyFirst, Op::kMigrate, Op::kApplySecond, Op::kMigrate, Op::kRollback, Op::kDown};
+
+class AgentSim : public testing::Test {
+ protected:
+  void SetUp() override {
+    init_log({LogLevel::kOff, LogFormat::kText, nullptr});
+    if (const char* text = std::getenv("SLUICE_SIM_SEED")) seed_ = std::strtoull(text, nullptr, 10);
+    std::printf("SLUICE_SIM_SEED=%llu\n", static_cast<unsigned long long>(seed_));
+  }
+
+  uint64_t points_of(size_t op) {
+    Host host(bundles_, seed_);
+    EXPECT_TRUE(host.start());
+    for (size_t i = 0; i < op; ++i) EXPECT_TRUE(host.run(kStory[i]));
+    const uint64_t before = host.chaos.passed();
+    EXPECT_TRUE(host.run(kStory[op]));
+    return host.chaos.passed() - before;
+  }
+
+  Bundles bundles_;
+  uint64_t seed_ = 20261130;
+};
+
+TEST_F(AgentSim, the_story_without_trouble_ends_where_it_says) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  State state = State::kNone;
+  for (const Op op : kStory) {
+    const auto status = host.run(op);
+    ASSERT_TRUE(status) << status.error().message();
+    state = after(op, state);
+    expect_state(host, state, "no trouble");
+  }
+}
+
+TEST_F(AgentSim, a_death_at_any_point_leaves_the_old_state_or_the_new_one) {
+  constexpr int kRounds = 66;
+  uint64_t schedules = 0;
+  for (int round = 0; round < kRounds && !HasFailure(); ++round) {
+    for (size_t op = 0; op < kStory.size(); ++op) {
+      const uint64_t points = points_of(op);
+      for (uint64_t point = 1; point <= points && !HasFailure(); ++point) {
+        const uint64_t seed = seed_ + static_cast<uint64_t>(round) * 1000 + point;
+        const std::string schedule = fmt::format("seed {} op {} dies at point {}", seed, op, point);
+        Host host(bundles_, seed);
+        ASSERT_TRUE(host.start());
+        State state = State::kNone;
+        for (size_t i = 0; i < op; ++i) {
+          ASSERT_TRUE(host.run(kStory[i])) << schedule;
+          state = after(kStory[i], state);
+        }
+        host.chaos.arm(Chaos::Mode::kCrash, point);
+        try {
+          if (host.run(kStory[op])) host.chaos.disarm();  // churn can shorten a change
+        } catch (const SimCrash&) {
+        }
+        host.chaos.reset_fired();
+        // The successor may die as well, any number of times in a row.
+        SeededRandom random(seed);
+        for (int deaths = 0; deaths < 3; ++deaths) {
+          if (random.chance(0.5)) host.chaos.arm(Chaos::Mode::kCrash, 1 + random.below(12));
+          try {
+            const auto status = host.start();
+            ASSERT_TRUE(status) << schedule << ": " << status.error().message();
+            break;
+          } catch (const SimCrash&) {
+          }
+        }
+        host.chaos.disarm();
+        const auto settled = host.start();
+        ASSERT_TRUE(settled) << schedule << ": " << settled.error().message();
+
+        // Old or new, and then the change can simply be repeated.
+        const bool has_document = !host.engine->view()->desired.document.empty();
+        if (state != State::kNone && kStory[op] != Op::kDown) {
+          EXPECT_TRUE(has_document) << schedule;
+        }
+        if (kStory[op] == Op::kDown && !has_document) {
+          expect_state(host, State::kNone, schedule);
+        } else if (kStory[op] == Op::kRollback && !host.engine->view()->desired.rolled_back.empty()) {
+          expect_state(host, State::kRolledBack, schedule);
+        } else {
+          const auto again = host.run(kStory[op]);
+          ASSERT_TRUE(again) << schedule << ": " << again.error().message();
+          expect_state(host, after(kStory[op], state), schedule);
+        }
+        ++schedules;
+      }
+    }
+  }
+  std::printf("%llu crash schedules\n", static_cast<unsigned long long>(schedules));
+  EXPECT_GE(schedules, 10'000u);
+}
+
+TEST_F(AgentSim, a_refusal_at_any_point_leaves_the_old_state_or_the_new_one) {
+  for (size_t op = 0; op < kStory.size(); ++op) {
+    const uint64_t points = points_of(op);
+    for (uint64_t point = 1; point <= points && !HasFailure(); ++point) {
+      const std::string schedule = fmt::format("seed {} op {} is refused at point {}", seed_, op, point);
+      Host host(bundles_, seed_ + point);
+      ASSERT_TRUE(host.start());
+      State state = State::kNone;
+      for (size_t i = 0; i < op; ++i) {
+        ASSERT_TRUE(host.run(kStory[i])) << schedule;
+        state = after(kStory[i], state);
+      }
+      host.chaos.arm(Chaos::Mode::kFail, point);
+      const auto status = host.run(kStory[op]);
+      host.chaos.disarm();
+      EXPECT_EQ(host.kernel.broken_invariant, "") << schedule;
+      if (status) {
+        expect_state(host, after(kStory[op], state), schedule);
+        continue;
+      }
+      // The next command settles what this one left, whether or not the agent is restarted between.
+      if (point % 2 == 0) {
+        ASSERT_TRUE(host.start()) << schedule;
+      }
+      const auto again = host.run(kStory[op]);
+      const bool rolled_back_already = kStory[op] == Op::kRollback && !again;
+      if (!rolled_back_already) {
+        ASSERT_TRUE(again) << schedule << ": " << again.error().message();
+      }
+      expect_state(host, after(kStory[op], state), schedule);
+    }
+  }
+}
+
+TEST_F(AgentSim, a_locked_socket_is_reported_and_keeps_its_cca_registered) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  ASSERT_TRUE(host.run(Op::kApplySecond));
+  host.kernel.open_connection("10.2.0.7").locked = true;
+  const auto result = host.engine->rollback({}, [](const v1::Progress&) {});
+  ASSERT_TRUE(result) << result.error().message();
+  EXPECT_FALSE(result->migration().complete());
+  EXPECT_FALSE(result->retired());
+  ASSERT_EQ(result->migration().left_size(), 1);
+  EXPECT_THAT(result->migration().left(0).reason(), testing::HasSubstr("congctl"));
+  ASSERT_EQ(result->retained_size(), 1);
+  EXPECT_EQ(result->retained(0).cca(), "cubic@2.0.0");
+  EXPECT_TRUE(host.kernel.ccas().contains("cubic@2.0.0"));
+
+  const auto down = host.engine->down({}, [](const v1::Progress&) {});
+  ASSERT_FALSE(down);
+  EXPECT_EQ(down.error().code, Code::kConflict);
+  EXPECT_TRUE(host.kernel.hook()) << "a refused down must leave the policy in force";
+
+  // Its user gone, the next round retires it.
+  for (auto& socket : host.kernel.all_sockets()) socket.locked = false;
+  const auto pending = host.engine->maintain();
+  ASSERT_TRUE(pending) << pending.error().message();
+  EXPECT_FALSE(host.kernel.ccas().contains("cubic@2.0.0"));
+}
+
+TEST_F(AgentSim, down_is_refused_before_anything_changes_while_a_sysctl_or_route_names_ours) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  const uint64_t generation = host.kernel.generation();
+  host.kernel.others = {{"netns 4026531840: sysctl net.ipv4.tcp_congestion_control"}};
+  const auto down = host.engine->down({}, [](const v1::Progress&) {});
+  ASSERT_FALSE(down);
+  EXPECT_EQ(down.error().code, Code::kConflict);
+  EXPECT_THAT(down.error().message(), testing::HasSubstr("tcp_congestion_control"));
+  EXPECT_EQ(host.kernel.generation(), generation);
+}
+
+TEST_F(AgentSim, a_foreign_cca_of_the_same_name_is_a_conflict_and_changes_nothing) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  host.kernel.foreign_ccas = {"cubic.1.0.0"};
+  const auto status = host.run(Op::kApplyFirst);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Code::kConflict);
+  EXPECT_FALSE(host.kernel.anything_pinned());
+}
+
+TEST_F(AgentSim, a_rolled_back_version_needs_a_decision_to_return) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  ASSERT_TRUE(host.run(Op::kApplySecond));
+  ASSERT_TRUE(host.run(Op::kRollback));
+  v1::ApplyRequest request;
+  request.set_document(kSecondPolicy + "\n# touched\n");
+  request.set_source_name("policy.yaml");
+  const auto refused = host.engine->apply(request, [](const v1::Progress&) {});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kConflict);
+  EXPECT_THAT(refused.error().message(), testing::HasSubstr("--clear-rollbacks"));
+  request.set_clear_rollbacks(true);
+  const auto applied = host.engine->apply(request, [](const v1::Progress&) {});
+  ASSERT_TRUE(applied) << applied.error().message();
+  expect_state(host, State::kSecond, "after clear_rollbacks");
+}
+
+TEST_F(AgentSim, applying_the_same_document_again_changes_nothing) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  const uint64_t generation = host.kernel.generation();
+  v1::ApplyRequest request;
+  request.set_document(kFirstPolicy);
+  request.set_source_name("policy.yaml");
+  const auto again = host.engine->apply(request, [](const v1::Progress&) {});
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_FALSE(again->changed());
+  EXPECT_EQ(host.kernel.generation(), generation);
+}
+
+TEST_F(AgentSim, a_detached_hook_is_attached_again) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  host.kernel.detach_by_somebody();
+  const auto pending = host.engine->maintain();
+  ASSERT_TRUE(pending) << pending.error().message();
+  EXPECT_TRUE(host.kernel.hook());
+}
+
+}  // namespace
+}  // namespace sluice::sim
