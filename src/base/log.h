@@ -18,7 +18,7 @@
 #include "base/result.h"
 
 namespace spdlog::sinks {
-class sink;
+class sink;  // NOLINT(readability-identifier-naming): spdlog's name
 }
 
 namespace sluice {

@@ -35,7 +35,8 @@ class PinRoot {
   Result<Link> link(const std::string& name) const;
   Result<bool> exists(const std::string& name) const;
 
-  // One pin or one empty folder. kNotFound if it is gone already.
+  // One pin or one empty folder. kNotFound if it is gone already. The kernel lets go of the object after a grace period: a link
+  // whose last pin it was may run a few milliseconds longer (Link::detach() first, where that matters).
   Status unpin(const std::string& name) const;
   // Atomic; replaces what `to` held.
   Status rename(const std::string& from, const std::string& to) const;

@@ -476,6 +476,7 @@ ProbeResult probe(FeatureId id, const ProbeRoots& roots) {
 
 std::vector<ProbeResult> probe_all(const ProbeRoots& roots) {
   std::vector<ProbeResult> results;
+  results.reserve(kFeatures.size());
   for (const Feature& each : kFeatures) results.push_back(probe(each.id, roots));
   return results;
 }

@@ -59,16 +59,16 @@ class Scanner {
 
     for (const std::string& tid : list(dir + "/task", denied)) {
       if (tid == pid) continue;
-      const std::string path = dir + "/task/" + tid + "/ns/net";
+      const std::string path = fmt::format("{}/task/{}/ns/net", dir, tid);
       auto inode = inode_at(path, denied);
-      if (inode && inode != own) add(*inode, kThread, path, [&] { return "thread " + tid + " of " + process(pid); });
+      if (inode && inode != own) add(*inode, kThread, path, [&] { return fmt::format("thread {} of {}", tid, process(pid)); });
     }
 
     if (descriptors_) {
       for (const std::string& fd : list(dir + "/fd", denied)) {
-        const std::string path = dir + "/fd/" + fd;
+        const std::string path = fmt::format("{}/fd/{}", dir, fd);
         if (auto inode = inode_at(path, denied))
-          add(*inode, kDescriptor, path, [&] { return "descriptor " + fd + " of " + process(pid); });
+          add(*inode, kDescriptor, path, [&] { return fmt::format("descriptor {} of {}", fd, process(pid)); });
       }
     }
 
