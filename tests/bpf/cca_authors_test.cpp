@@ -77,7 +77,7 @@ class Authors : public testing::Test {
   static std::vector<double> run_over_the_path(Cca& cca, double& kept) {
     Path path({.one_way_us = 10000});  // no bottleneck: every RTT takes 20 ms
     path.on_data([](const Packet& p) { return Fate{.drop = p.number == 150}; });
-    Trace trace;
+    Trace trace(path);
     Flow flow(path, cca.name());
     flow.start();
     EXPECT_TRUE(trace.until([&](const auto&) { return trace.entered(kOpen) && windows_per_rtt(trace).size() > 3 * kThird; }));

@@ -92,9 +92,10 @@ class Trace {
  public:
   using Event = cca_trace_event;
 
-  explicit Trace(std::uint32_t private_offset = ~0U)
+  explicit Trace(const Path& path, std::uint32_t private_offset = ~0U)
       : object_(must(bpfio::Object::open_file(SLUICE_BUILD_DIR "/tests/bpf/cca_trace.o"))) {
     must(object_.set_rodata("watched_port", Path::kPort));
+    must(object_.set_rodata("watched_netns", path.netns_inode()));
     must(object_.set_rodata("private_offset", private_offset));
     must(object_.load());
     for (const std::string& name : object_.program_names()) {
@@ -123,12 +124,11 @@ class Trace {
       if (e.kind == CCA_TRACE_STATE && e.new_state == state && e.state != state && nth-- == 0) return e;
     return std::nullopt;
   }
-  // The last ACK at or before a time.
+  // The first ACK at or after a time; its cwnd is what the sender has then, before the ACK counts.
   const Event* at(std::uint64_t time_ns) const {
-    const Event* found = nullptr;
     for (const Event& e : events_)
-      if (e.kind == CCA_TRACE_ACK && e.time_ns <= time_ns) found = &e;
-    return found;
+      if (e.kind == CCA_TRACE_ACK && e.time_ns >= time_ns) return &e;
+    return nullptr;
   }
 
  private:

@@ -20,6 +20,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -83,6 +84,11 @@ class Path {
   Path& operator=(const Path&) = delete;
 
   int netns(int side) const { return netns_[side].get(); }
+  std::uint32_t netns_inode() const {  // of a, the sender
+    struct stat info{};
+    must(::fstat(netns(0), &info) == 0, "fstat");
+    return static_cast<std::uint32_t>(info.st_ino);
+  }
   // Asked for every data packet, on the relay's thread.
   void on_data(std::function<Fate(const Packet&)> decide) {
     std::lock_guard lock(mutex_);

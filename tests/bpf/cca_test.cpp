@@ -104,7 +104,7 @@ TEST(Cubic, KeepsBetaOfTheWindowAtALossAndGrowsOnFromThere) {
   Path path(kLine);
   path.on_data([](const Packet& p) { return Fate{.drop = p.number == 600}; });
   Cca cubic(Cca::cubic(nullptr));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   flow.start();
   ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kRecovery).has_value(); }));
@@ -129,7 +129,7 @@ TEST(Cubic, ReturnsConcavelyToWMaxAndLeavesItConvexly) {
   params[kC] = 4000;
   params[kRenoFriendly] = 0;
   cubic.set_params(params);
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   flow.start();
   ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kRecovery) && trace.entered(kOpen); }));
@@ -152,7 +152,7 @@ TEST(Cubic, ReturnsConcavelyToWMaxAndLeavesItConvexly) {
 TEST(Cubic, LeavesSlowStartBeforeTheQueueIsFull) {
   Path path(kLine);  // an endless queue: without HyStart nothing would end slow start
   Cca cubic(Cca::cubic(nullptr));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   flow.start();
   ASSERT_TRUE(trace.until([](const auto& events) { return !events.empty() && events.back().ssthresh < 0x7fffffff; }));
@@ -166,7 +166,7 @@ TEST(Cubic, AnUndoneReductionGivesTheWindowBack) {
   // Late, not lost: the sender retransmits, then the original's acknowledgement shows that it need not have.
   path.on_data([](const Packet& p) { return Fate{.hold_us = p.number == 600 ? 15000u : 0u}; });
   Cca cubic(Cca::cubic(nullptr));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   flow.start();
   ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kRecovery).has_value(); }));
@@ -189,7 +189,7 @@ TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
   std::atomic<bool> mark_all = false;
   path.on_data([&](const Packet& p) { return Fate{.mark = p.number == 2500 || mark_all}; });
   Cca cubic(Cca::cubic(nullptr));
-  Trace trace(kAlphaOffset);
+  Trace trace(path, kAlphaOffset);
   Flow flow(path, cubic.name());
   ASSERT_TRUE(flow.ecn());
   flow.start();
@@ -229,7 +229,7 @@ TEST(Cubic, ALossBehindAMarkIsALoss) {
   Path path(spec);
   path.on_data([](const Packet& p) { return Fate{.drop = p.number == 2505, .mark = p.number == 2500}; });
   Cca cubic(Cca::cubic(nullptr));
-  Trace trace(kAlphaOffset);
+  Trace trace(path, kAlphaOffset);
   Flow flow(path, cubic.name());
   flow.start();
   ASSERT_TRUE(trace.until([&](const auto& events) {
@@ -292,7 +292,7 @@ class Migration : public testing::Test {
 TEST_F(Migration, ABusySocketMovesItselfAndKeepsWindowAndKnowledge) {
   Path path(kLine);
   Cca old_version(Cca::cubic(&policy, "a")), new_version(Cca::cubic(&policy, "b"));
-  Trace trace;
+  Trace trace(path);
   const std::uint64_t first = publish(verdict(old_version.name(), 1));
   Flow flow(path, old_version.name());
   decided(flow, first);
@@ -348,7 +348,7 @@ TEST_P(MigrationFrom, ASwitchFromInsideTheHookWorksAndHandsOver) {
               .configure = [&](bpfio::Object& object) { must(object.set_rodata("point", where.point)); },
               .policy = &policy});
   Cca cubic(Cca::cubic(&policy, "b"));
-  Trace trace(kAlphaOffset);
+  Trace trace(path, kAlphaOffset);
   Flow flow(path, points.name());
   decided(flow, publish(verdict(points.name(), 1)));
   flow.start();
@@ -372,7 +372,7 @@ INSTANTIATE_TEST_SUITE_P(Hooks, MigrationFrom,
 TEST_F(Migration, TheIteratorHandsOverAlike) {
   Path path(kLine);
   Cca old_version(Cca::cubic(&policy, "a")), new_version(Cca::cubic(&policy, "b"));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, old_version.name());
   decided(flow, publish(verdict(old_version.name(), 1), false));
   flow.start();
@@ -389,7 +389,7 @@ TEST_F(Migration, TheIteratorHandsOverAlike) {
 TEST_F(Migration, ASocketFromBbrKeepsItsWindowAndComesBackOutOfCubic) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, "bbr");
   flow.start();
   ASSERT_TRUE(trace.until([](const auto& events) { return events.size() > 1000; }));
@@ -412,7 +412,7 @@ TEST_F(Migration, ASocketFromBbrKeepsItsWindowAndComesBackOutOfCubic) {
 TEST_F(Migration, ANewGenerationWithTheSameCcaOnlyRescopes) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   decided(flow, publish(verdict(cubic.name(), 1)));
   flow.start();
@@ -430,7 +430,7 @@ TEST_F(Migration, ACcaThatNeedsEcnIsNotTakenWithoutIt) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy, "a")), fallback(Cca::cubic(&policy, "b"));
   Cca needs_ecn({.file = "tests/bpf/cca_points.o", .struct_ops = "points_ecn", .suffix = "e", .policy = &policy});
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   decided(flow, publish(verdict(cubic.name(), 1)));
   flow.start();
@@ -445,7 +445,7 @@ TEST_F(Migration, ACcaThatNeedsEcnIsNotTakenWithoutIt) {
 TEST_F(Migration, ARefusedSwitchLeavesTheSocketToTheIterator) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   const std::uint64_t first = publish(verdict(cubic.name(), 1));
   decided(flow, first);
@@ -460,7 +460,7 @@ TEST_F(Migration, ARefusedSwitchLeavesTheSocketToTheIterator) {
 TEST_F(Migration, NothingMovesWithoutARuleOrBeforeADecision) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy, "a")), other(Cca::cubic(&policy, "b"));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   decided(flow, 0);  // nobody decided
   flow.start();
@@ -477,7 +477,7 @@ TEST_F(Migration, NothingMovesWithoutARuleOrBeforeADecision) {
 TEST_F(Migration, StateOfAnotherLayoutOrTooOldIsRefused) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, "reno");
   const int fd = flow.fd();
   sl_sock storage{};
@@ -501,7 +501,7 @@ TEST_F(Migration, StateOfAnotherLayoutOrTooOldIsRefused) {
 TEST_F(Migration, WithoutStorageAndParametersTheDefaultsHoldAndAreCounted) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   EXPECT_EQ(cubic.count(SL_CCA_NO_STORAGE), 1U);
   flow.start();
@@ -520,7 +520,7 @@ TEST_F(Migration, WithoutStorageAndParametersTheDefaultsHoldAndAreCounted) {
 TEST_F(Migration, AnotherSchemaMeansNoSharedState) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy, "a")), other(Cca::cubic(&policy, "b"));
-  Trace trace;
+  Trace trace(path);
   const std::uint64_t first = publish(verdict(cubic.name(), 1));
   policy.set_schema(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION + 1);
   Flow flow(path, cubic.name());
@@ -537,7 +537,7 @@ TEST_F(Migration, AnotherSchemaMeansNoSharedState) {
 TEST_F(Migration, TheLoggerWritesOneRecordPerRttForSelectedSocketsOnly) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
-  Trace trace;
+  Trace trace(path);
   Flow flow(path, cubic.name());
   decided(flow, 0);
   flow.start();

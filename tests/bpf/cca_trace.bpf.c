@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * What a sender's window did: one event per ACK it receives and one per change of its congestion state, from the kernel's own
- * tracepoints, so that nothing of the CCA under test is believed. Only sockets connected to `watched_port`.
+ * tracepoints, so that nothing of the CCA under test is believed. Only sockets of
+ * one network namespace that are connected to `watched_port`.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
@@ -14,6 +15,7 @@
 char _license[] SEC("license") = "GPL";
 
 const volatile __u16 watched_port = 0;
+const volatile __u32 watched_netns = 0;	/* inode number */
 /* Where a __u16 of the CCA's private state lies that the test wants to see. */
 const volatile __u32 private_offset = 0;
 
@@ -30,7 +32,8 @@ static __always_inline void emit(struct sock *sk, __u32 kind, __u32 new_state)
 	const struct tcp_sock *tp;
 	struct cca_trace_event *event;
 
-	if (sk->__sk_common.skc_dport != bpf_htons(watched_port))
+	if (sk->__sk_common.skc_dport != bpf_htons(watched_port) ||
+	    sk->__sk_common.skc_net.net->ns.inum != watched_netns)
 		return;
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
