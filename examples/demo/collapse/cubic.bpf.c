@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * A broken CCA, for the demonstration only: version 3.0.0 of cubic, whose window collapses. Every ACK puts the window to
+ * window_segments. The verifier and `sluice bundle lint` have nothing to say about it: it is safe for the kernel, and useless on a
+ * path. Everything else (identity, policy, hand-over) is the SDK's, so that it can be left like any other.
+ */
+#include <sluice/bpf/cca.bpf.h>
+
+struct cubic_params {
+	u64 sl_present;
+	u64 window_segments;
+};
+
+SL_PARAMS(struct cubic_params,
+	.window_segments = 1);
+
+struct cubic {
+	struct sl_core core;
+};
+SL_PRIVATE(struct cubic);
+
+static __always_inline void collapse(struct sock *sk)
+{
+	sl_set_cwnd(sl_tcp(sk), sl_param(sl_core_of(sk))->window_segments);
+}
+
+SL_INIT(sk, learned)
+{
+	collapse(sk);
+}
+
+/* It learns nothing. */
+SL_RELEASE(sk, learned)
+{
+	if (sl_tcp(sk)->snd_ssthresh >= TCP_INFINITE_SSTHRESH)
+		learned->flags = SL_LEARNED_SLOW_START;
+}
+
+SL_SSTHRESH(sk)
+{
+	return sl_tcp(sk)->snd_ssthresh;
+}
+
+SL_CONG_AVOID(sk, ack, acked)
+{
+	collapse(sk);
+}
+
+SL_PKTS_ACKED(sk, sample)
+{
+	struct cubic *ca = sl_priv(sk);
+	struct sl_round round;
+
+	collapse(sk);
+	sl_rtt_sample(&ca->core, sample->rtt_us);
+	if (!sl_rtt_ended(sk, &ca->core))
+		return;
+	sl_rtt_next(sk, &ca->core, &round);
+	sl_log(sk, &ca->core, &round, 0, 0, 0);
+	sl_follow_policy(sk, &ca->core, &round);	/* last: the private state may be another CCA's now */
+}
+
+SL_UNDO_CWND(sk)
+{
+	return sl_tcp(sk)->snd_cwnd;
+}
+
+SL_CCA(cubic,
+	.ssthresh = SL_HOOK(ssthresh),
+	.cong_avoid = SL_HOOK(cong_avoid),
+	.pkts_acked = SL_HOOK(pkts_acked),
+	.undo_cwnd = SL_HOOK(undo_cwnd));
