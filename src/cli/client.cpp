@@ -99,6 +99,7 @@ Status probe_agent(const std::string& socket) {
 }
 
 Client::Client(Session& session) : session_(&session) {
+  session.interrupt_fd();  // before gRPC starts threads: they inherit a mask that keeps SIGINT for the descriptor
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kReplyBytesMax);
   stub_ =

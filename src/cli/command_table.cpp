@@ -156,6 +156,7 @@ Command make_root() {
                     .value = "INODE",
                     .summary = "only sockets of this network namespace"},
                    {.name = "limit",
+                    .letter = 'n',
                     .kind = ValueKind::kNumber,
                     .value = "N",
                     .summary = "at most so many; 0 = all",

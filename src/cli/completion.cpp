@@ -4,6 +4,8 @@
 // not wait.
 #include <fmt/format.h>
 
+#include <set>
+
 #include "base/result.h"
 #include "cli/help.h"
 
@@ -46,9 +48,10 @@ std::string letters(const Option& option) {
 // One list of options that take a value serves all commands: a test sees to it that a name has one meaning.
 std::string bash_script() {
   std::string known, options, commands, arguments, values, with_value;
+  std::set<std::string_view> seen;
   const auto add_options = [&](const Command& command) {
     for (const Option& option : command.options)
-      if (option.kind != ValueKind::kFlag) {
+      if (option.kind != ValueKind::kFlag && seen.insert(option.name).second) {
         values += fmt::format("    {}) {}; return ;;\n", letters(option), bash_values(option.kind, option.choices));
         with_value += fmt::format("{}{}", with_value.empty() ? "" : "|", letters(option));
       }

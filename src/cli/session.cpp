@@ -41,8 +41,9 @@ Result<std::unique_ptr<Session>> Session::make(Environment& environment, const I
 
 std::vector<std::string> Session::bundle_path() const {
   if (!call_.has("bundle-path")) return env_.bundle_path;
+  const std::string path = call_.text("bundle-path");
   std::vector<std::string> roots;
-  for (std::string_view root : split(call_.text("bundle-path"), ':'))
+  for (std::string_view root : split(path, ':'))
     if (!root.empty()) roots.emplace_back(root);
   return roots;
 }

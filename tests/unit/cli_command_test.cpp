@@ -15,6 +15,7 @@
 
 #include "base/file.h"
 #include "cli/command_table.h"
+#include "cli/process.h"
 #include "cli/render.h"
 #include "cli_fake_agent.h"
 
@@ -607,6 +608,19 @@ TEST_F(Commands, CtrlCEndsTheWaitAndSaysThatTheWorkGoesOn) {
             "[1/3] load cubic@1.1.0\nsluice: interrupted: only the waiting has ended, the agent finishes what it began; last "
             "seen at step 1 of 3: "
             "load cubic@1.1.0\n  fix: `sluice status` shows the state\n");
+}
+
+TEST_F(Commands, SigintReachesTheProgramAsCtrlCDoes) {
+  agent.stuck = true;
+  const auto pid =
+      start_detached({SLUICE_BUILD_DIR "/bin/sluice", "--socket", folder / "run/agent.sock", "migrate"}, folder / "output");
+  ASSERT_TRUE(pid) << pid.error().message();
+  agent.wait_for_call();
+  ::kill(*pid, SIGINT);
+  int status = 0;
+  ASSERT_EQ(::waitpid(*pid, &status, 0), *pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kFailed) << status;
+  EXPECT_THAT(read_file(folder / "output").value_or(""), StartsWith("sluice: interrupted: only the waiting has ended"));
 }
 
 TEST_F(Commands, ACallThatIsNeverAnsweredEndsAtTheDeadline) {

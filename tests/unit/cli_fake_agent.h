@@ -140,6 +140,11 @@ class FakeAgent final : public v1::Agent::Service {
     released_ = true;
     changed_.notify_all();
   }
+  // Returns when a call has come this far: it has sent what it sends.
+  void wait_for_call() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return calls_ != 0; });
+  }
   // As when the process dies: the kernel closes its sockets.
   void die() {
     const std::lock_guard lock(mutex_);
@@ -208,6 +213,8 @@ class FakeAgent final : public v1::Agent::Service {
   }
   grpc::Status end() {
     std::unique_lock lock(mutex_);
+    ++calls_;
+    changed_.notify_all();
     if (stuck) changed_.wait(lock, [this] { return released_; });
     return error ? wire::to_status(*error) : grpc::Status::OK;
   }
@@ -216,6 +223,7 @@ class FakeAgent final : public v1::Agent::Service {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool released_ = false;
+  unsigned calls_ = 0;
   std::vector<UniqueFd> connections_;
   std::unique_ptr<Acceptor> acceptor_;
 };

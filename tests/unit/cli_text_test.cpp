@@ -156,7 +156,7 @@ TEST(CommandTable, EveryCommandTakesEveryOptionItDeclares) {
 }
 
 TEST(CommandTable, IsCompleteForTheReader) {
-  std::map<std::string_view, bool> takes_value;  // the bash script keeps one list for all commands
+  std::map<std::string_view, std::pair<std::string_view, char>> meanings;  // the bash script keeps one list for all commands
   for (const NamedCommand& named : all_commands()) {
     const Command& command = *named.command;
     EXPECT_FALSE(command.summary.empty() || command.description.empty()) << named.path;
@@ -165,7 +165,8 @@ TEST(CommandTable, IsCompleteForTheReader) {
     for (const Option& option : command.options) {
       const bool takes = option.kind != ValueKind::kFlag;
       EXPECT_EQ(takes, !option.value.empty()) << named.path << " --" << option.name;
-      EXPECT_EQ(takes_value.emplace(option.name, takes).first->second, takes) << option.name;
+      const std::pair meaning(option.value, option.letter);
+      EXPECT_EQ(meanings.emplace(option.name, meaning).first->second, meaning) << option.name;
       EXPECT_EQ(option.kind == ValueKind::kChoice, !option.choices.empty()) << option.name;
     }
     for (const Example& example : command.examples) EXPECT_THAT(std::string(example.command), HasSubstr("sluice"));
