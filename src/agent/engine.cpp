@@ -398,12 +398,23 @@ Result<std::optional<v1::Retained>> Engine::try_retire(const std::string& id) {
   retained.set_cca(id);
   SLUICE_TRY(others, kernel_.other_users(loaded->kernel_name));
   for (const auto& user : others) retained.add_users(user.text);
-  SLUICE_TRY(usage, kernel_.usage());
-  uint64_t sockets = 0, listeners = 0;
-  for (const auto& count : usage)
-    if (count.map_id == loaded->map_id) (count.listener ? listeners : sockets) += count.sockets;
-  if (sockets > 0) retained.add_users(fmt::format("{} socket{}", sockets, sockets == 1 ? "" : "s"));
-  if (listeners > 0) retained.add_users(fmt::format("{} listener{}", listeners, listeners == 1 ? "" : "s"));
+  if (loaded->users > 0) {
+    // The kernel counts users in one number; who they are takes a walk.
+    SLUICE_TRY(usage, kernel_.usage());
+    uint64_t sockets = 0, listeners = 0;
+    for (const auto& count : usage)
+      if (count.map_id == loaded->map_id) (count.listener ? listeners : sockets) += count.sockets;
+    if (sockets > 0) retained.add_users(fmt::format("{} socket{}", sockets, sockets == 1 ? "" : "s"));
+    if (listeners > 0) retained.add_users(fmt::format("{} listener{}", listeners, listeners == 1 ? "" : "s"));
+    if (retained.users_size() == 0) {
+      SLUICE_TRY(again, kernel_.observe());
+      const LoadedCca* still = again.find(id);
+      if (still != nullptr && still->users > 0)
+        retained.add_users(
+            fmt::format("{} user{} that no walk finds (a socket outside the managed namespaces, or one that is closing)",
+                        still->users, still->users == 1 ? "" : "s"));
+    }
+  }
   if (retained.users_size() > 0) return retained;
   SLUICE_CHECK(kernel_.retire_cca(id));
   event("retired", "info", fmt::format("{} retired: no socket, listener, sysctl or route uses it", id));

@@ -39,6 +39,7 @@ struct LoadedCca {
   std::string kernel_name;
   uint32_t map_id = 0;      // identity of its struct_ops in the kernel
   bool registered = false;  // false: pinned, but the kernel no longer selects it
+  uint64_t users = 0;       // sockets and sysctl defaults that hold it, as the kernel counts
   uint64_t memory_bytes = 0;
   std::vector<std::string> programs;  // "cong_avoid (tag 1a2b..., 812 instructions)"
 

@@ -86,6 +86,8 @@ Result<std::vector<LoadedCca>> PinnedCcas::list() const {
       if (other.map_id != cca.map_id) continue;
       cca.kernel_name = other.cca_name;
       cca.registered = other.registered;
+      // One reference is the map's own.
+      cca.users = other.references > 0 ? other.references - 1 : 0;
     }
     for (const char* name : {"ops", "params", "counters"}) {
       if (std::ranges::find(pins, folder + name) == pins.end()) continue;

@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sluice/abi/policy.h>
-#include <sluice/abi/report.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -25,6 +24,8 @@ namespace sluice::agent {
 namespace {
 
 constexpr size_t kSocketBatch = 1024;
+// Up to so many namespaces are simply walked; 2.3 ms each.
+constexpr size_t kWalkAllMax = 8;
 
 constexpr std::pair<sl_policy_counter, std::string_view> kCounterNames[] = {
     {SL_POLICY_CONNECT, "connect"},
@@ -301,6 +302,64 @@ Result<std::vector<net::Netns>> RealKernel::namespaces() const {
   return list;
 }
 
+Result<std::map<uint32_t, RealKernel::HeldSpace>> RealKernel::held_by_namespace() {
+  SLUICE_TRY(link, policy_->iterator("sl_iter_files"));
+  SLUICE_TRY(iterator, bpfio::Iterator::create(link));
+  std::map<uint32_t, HeldSpace> spaces;
+  std::set<uint64_t> seen;
+  SLUICE_CHECK(bpfio::for_each_record<sl_file>(iterator, [&](const sl_file& file) {
+    auto& space = spaces[file.socket.netns_ino];
+    space.waiting += file.ack_backlog;
+    if (++space.count <= kHeldMax && seen.insert(file.socket.cookie).second) space.sockets.push_back(file);
+    return true;
+  }));
+  return spaces;
+}
+
+Status RealKernel::walk_namespace(const bpfio::Link& link, const net::Netns& space, MigratePass& pass) {
+  SLUICE_TRY(iterator, bpfio::Iterator::create(link, space.fd.get()));
+  ++pass.namespaces;
+  // Only sockets that are not as they should be are reported.
+  return bpfio::for_each_record<sl_report>(iterator, [&](const sl_report& record) {
+    note_left(record, pass);
+    return true;
+  });
+}
+
+void RealKernel::note_left(const sl_report& record, MigratePass& pass) {
+  switch (record.outcome) {
+    case SL_OUTCOME_MOVED:
+    case SL_OUTCOME_RESCOPED:
+    case SL_OUTCOME_CURRENT:
+      return;
+    default:
+      break;
+  }
+  ++pass.left_total;
+  if (record.outcome == SL_OUTCOME_SET_FAILED) ++pass.failed;
+  if (pass.left.size() < MigratePass::kMaxLeft) pass.left.push_back(decode(record));
+}
+
+// Sockets of small namespaces one by one; false when the namespace has to be walked after all.
+Result<bool> RealKernel::correct_held(const HeldSockets& held, const HeldSpace& space, bool dry_run, MigratePass& pass) {
+  if (space.count > kHeldMax || space.waiting > 0) return false;  // what waits for accept is held by nobody
+  for (const auto& file : space.sockets) {
+    sl_report record = file.socket;
+    int error = 0;
+    auto outcome = held.correct(file, dry_run, error);
+    if (!outcome && outcome.error().code == Code::kNotFound) return false;  // closed, or passed on
+    if (!outcome) return tl::unexpected<Error>(std::move(outcome).error());
+    record.outcome = *outcome;
+    record.error = error;
+    ++pass.seen;
+    if (*outcome == SL_OUTCOME_MOVED) ++pass.moved;
+    if (*outcome == SL_OUTCOME_RESCOPED) ++pass.rescoped;
+    note_left(record, pass);
+  }
+  ++pass.namespaces;
+  return true;
+}
+
 Result<MigratePass> RealKernel::migrate(bool dry_run) {
   SLUICE_TRY(spaces, namespaces());
   const std::lock_guard lock(mutex_);
@@ -311,34 +370,42 @@ Result<MigratePass> RealKernel::migrate(bool dry_run) {
   args.flags = dry_run ? SL_ITER_DRY_RUN : 0;
   SLUICE_TRY(fd, policy_->map("sl_iter_args"));
   SLUICE_TRY(arguments, (bpfio::Map<uint32_t, sl_iter_args>::from(std::move(fd))));
-  SLUICE_CHECK(arguments.update(0, args));
+  SLUICE_CHECK(arguments.update(SL_ITER_MIGRATE, args));
   SLUICE_TRY(link, policy_->iterator("sl_iter_migrate"));
   SLUICE_TRY(counters, policy_->map("sl_policy_counters"));
   SLUICE_TRY(before, bpfio::sum_per_cpu(counters));
-  for (const auto& space : spaces) {
-    SLUICE_TRY(iterator, bpfio::Iterator::create(link, space.fd.get()));
-    SLUICE_CHECK(bpfio::for_each_record<sl_report>(iterator, [&](const sl_report& record) {
-      switch (record.outcome) {
-        case SL_OUTCOME_MOVED:
-          ++pass.moved;
-          break;
-        case SL_OUTCOME_RESCOPED:
-          ++pass.rescoped;
-          break;
-        case SL_OUTCOME_CURRENT:
-          break;
-        default:
-          ++pass.left_total;
-          if (record.outcome == SL_OUTCOME_SET_FAILED) ++pass.failed;
-          if (pass.left.size() < MigratePass::kMaxLeft) pass.left.push_back(decode(record));
+
+  std::vector<const net::Netns*> not_walked;
+  if (spaces.size() > kWalkAllMax) {
+    SLUICE_TRY(by_namespace, held_by_namespace());
+    SLUICE_TRY(held, HeldSockets::open(*policy_, cgroup2_));
+    for (const auto& space : spaces) {
+      const auto found = by_namespace.find(static_cast<uint32_t>(space.inode));
+      bool corrected = true;
+      if (found != by_namespace.end()) {
+        SLUICE_TRY(done, correct_held(held, found->second, dry_run, pass));
+        corrected = done;
       }
-      return true;
-    }));
-    ++pass.namespaces;
+      if (corrected)
+        not_walked.push_back(&space);
+      else
+        SLUICE_CHECK(walk_namespace(link, space, pass));
+    }
+    // A version that no rule names any more, and that the kernel still counts users of: some socket is held by no process
+    // (closing, or on its way in a message), so it has to be searched for.
+    SLUICE_TRY(ccas, ccas_->list());
+    const bool missed =
+        std::ranges::any_of(ccas, [&](const LoadedCca& cca) { return cca.users > 0 && !held.selects(cca.kernel_name); });
+    if (!missed || dry_run) not_walked.clear();
+  } else {
+    for (const auto& space : spaces) not_walked.push_back(&space);
   }
+  for (const auto* space : not_walked) SLUICE_CHECK(walk_namespace(link, *space, pass));
+
   SLUICE_TRY(after, bpfio::sum_per_cpu(counters));
-  pass.seen = after[SL_POLICY_ITER_SEEN] - before[SL_POLICY_ITER_SEEN];
-  pass.moved = std::max<uint64_t>(pass.moved, after[SL_POLICY_ITER_MOVED] - before[SL_POLICY_ITER_MOVED]);
+  pass.seen += after[SL_POLICY_ITER_SEEN] - before[SL_POLICY_ITER_SEEN];
+  pass.moved += after[SL_POLICY_ITER_MOVED] - before[SL_POLICY_ITER_MOVED];
+  pass.rescoped += after[SL_POLICY_ITER_RESCOPED] - before[SL_POLICY_ITER_RESCOPED];
   return pass;
 }
 

@@ -3,12 +3,16 @@
 // Kernel on a real host: pins and BPF through bpfio, namespaces, sysctls and routes through net.
 #pragma once
 
+#include <sluice/abi/report.h>
+
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "agent/held_sockets.h"
 #include "agent/kernel.h"
 #include "agent/pinned_cca.h"
 #include "agent/pinned_policy.h"
@@ -61,6 +65,19 @@ class RealKernel final : public Kernel {
   // The pin folder exists only while something is pinned: a host without a policy carries no trace of us.
   Result<const bpfio::PinRoot*> pins(bool create);
   Result<std::vector<net::Netns>> namespaces() const;
+
+  // TCP sockets that processes hold in one namespace: all of them while they are few.
+  struct HeldSpace {
+    std::vector<sl_file> sockets;
+    size_t count = 0;
+    uint64_t waiting = 0;  // connections that wait for accept
+  };
+  // Beyond this a walk is cheaper than single sockets (15 us each against 2.3 ms).
+  static constexpr size_t kHeldMax = 128;
+  Result<std::map<uint32_t, HeldSpace>> held_by_namespace();
+  Result<bool> correct_held(const HeldSockets& held, const HeldSpace& space, bool dry_run, MigratePass& pass);
+  Status walk_namespace(const bpfio::Link& link, const net::Netns& space, MigratePass& pass);
+  static void note_left(const sl_report& record, MigratePass& pass);
   Status remove_empty_parents() const;
 
   RealKernelOptions options_;

@@ -171,7 +171,8 @@ v1::Socket to_proto(const SocketReport& report, const View& view, const std::vec
   out.set_netns_ino(report.netns_ino);
   out.set_generation(report.generation);
   out.set_current(report.generation != 0 && report.generation == view.desired.generation);
-  if (report.generation != 0) {
+  constexpr uint8_t kListen = 10;
+  if (report.generation != 0 && report.state != kListen) {
     out.set_locality(locality_text(report.locality));
     out.set_place(report.place_id < view.compiled.place_info.size() ? view.compiled.place_info[report.place_id].text() : "");
     out.set_service(named(view.compiled.service_names, report.service_id));
@@ -308,7 +309,12 @@ Result<v1::ExplainReply> explain_report(Engine& engine, const v1::ExplainRequest
   reply.set_rule(found.rule);
   reply.set_cca(found.cca);
   reply.set_target(found.target);
-  set_parameters(*reply.mutable_parameters(), found.params, "", found.parameters);
+  const auto* bundle = view->compiled.bundle_of(found.cca);
+  set_parameters(*reply.mutable_parameters(), found.params,
+                 bundle == nullptr                       ? ""
+                 : found.params == bundle->global_params ? "global"
+                                                         : "override",
+                 found.parameters);
   for (const auto& line : found.why) reply.add_why(line);
   const policy::TopologyEntry* best = nullptr;
   for (const auto& entry : view->document->topology)

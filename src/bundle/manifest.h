@@ -107,7 +107,7 @@ struct Manifest {
 // Names of the hooks a CCA may implement, members of struct tcp_congestion_ops.
 std::span<const std::string_view> cca_hooks();
 
-// `problems`, when given, receives all of them (the Error holds them too, in `detail`).
+// `problems`, when given, receives all of them (the Error holds them too, in `also`).
 Result<Manifest> parse_manifest(std::string_view text, std::string_view source, yaml::Problems* problems = nullptr);
 Result<Manifest> read_manifest(const std::string& path);
 

@@ -222,17 +222,13 @@ void Problems::add(std::string where, std::string what, std::string remedy) {
 
 Error Problems::to_error() const {
   SLUICE_ASSERT(!list_.empty());
-  Error error;
-  error.code = Code::kInvalid;
-  error.where = list_.front().where;
-  error.what = list_.front().what;
-  error.remedy = list_.front().remedy;
-  std::size_t more = list_.size() - 1 + omitted_;
-  if (more > 0) {
-    error.what += fmt::format(" (and {} more problem{})", more, more == 1 ? "" : "s");
-    for (const Problem& problem : list_) error.detail += problem.message() + "\n";
-    if (omitted_ > 0) error.detail += fmt::format("and {} more\n", omitted_);
-  }
+  const auto one = [](const Problem& problem) {
+    return make_error(Code::kInvalid, problem.what, problem.remedy).at(problem.where);
+  };
+  Error error = one(list_.front());
+  for (std::size_t i = 1; i < list_.size(); ++i) error.also.push_back(one(list_[i]));
+  if (omitted_ > 0)
+    error.also.push_back(make_error(Code::kInvalid, fmt::format("and {} more problems", omitted_), "mend these first"));
   return error;
 }
 

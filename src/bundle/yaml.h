@@ -59,7 +59,7 @@ class Problems {
   bool full() const { return list_.size() >= kMax; }
   const std::vector<Problem>& list() const { return list_; }
   std::size_t omitted() const { return omitted_; }
-  // The first problem as an Error (Code::kInvalid); with several, `detail` lists all, one a line.
+  // The first problem as an Error (Code::kInvalid); the others are in `also`.
   Error to_error() const;
 
  private:

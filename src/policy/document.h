@@ -171,7 +171,7 @@ struct Document {
   std::string where(yaml::Mark mark) const;
 };
 
-// Reads and checks all that needs no bundle. The Error's `detail` lists every problem (up to 20), one a line; `problems`, when
+// Reads and checks all that needs no bundle. The Error's `also` holds the problems after the first (up to 20); `problems`, when
 // given, receives them.
 Result<Document> parse_document(std::string_view text, std::string_view source, yaml::Problems* problems = nullptr);
 

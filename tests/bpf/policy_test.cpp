@@ -693,13 +693,13 @@ TEST_F(PolicyTest, FilesFindsSocketsOfEveryNamespaceByProcessAndDescriptor) {
     });
   };
   for (const UniqueFd* fd : {&c.client, &c.server, &listener.fd}) ASSERT_NE(found(*fd), files.end());
-  EXPECT_EQ(found(c.client)->netns_ino, inode);
-  EXPECT_EQ(found(c.client)->cca, third_);
-  EXPECT_EQ(found(c.server)->cca, other_);
-  EXPECT_EQ(found(c.client)->cookie, cookie_of(c.client));
-  EXPECT_EQ(found(c.client)->generation, policy_.generation());
-  EXPECT_EQ(found(c.client)->state, BPF_TCP_ESTABLISHED);
-  EXPECT_EQ(found(listener.fd)->state, BPF_TCP_LISTEN);
+  EXPECT_EQ(found(c.client)->socket.netns_ino, inode);
+  EXPECT_EQ(found(c.client)->socket.cca, third_);
+  EXPECT_EQ(found(c.server)->socket.cca, other_);
+  EXPECT_EQ(found(c.client)->socket.cookie, cookie_of(c.client));
+  EXPECT_EQ(found(c.client)->socket.generation, policy_.generation());
+  EXPECT_EQ(found(c.client)->socket.state, BPF_TCP_ESTABLISHED);
+  EXPECT_EQ(found(listener.fd)->socket.state, BPF_TCP_LISTEN);
 }
 
 TEST_F(PolicyTest, StorageFindsSocketsOfEveryNamespace) {

@@ -23,10 +23,12 @@ Result<agent::Observed> SimKernel::observe() {
   observed.generation = policy_ == Policy::kLoaded ? generation_ : 0;
   if (policy_ == Policy::kPartial) observed.debris.emplace_back("policy");
   for (const auto& [id, cca] : ccas_) {
-    if (cca.complete)
-      observed.ccas.push_back(cca.loaded);
-    else
+    if (!cca.complete) {
       observed.debris.push_back(id);
+      continue;
+    }
+    observed.ccas.push_back(cca.loaded);
+    observed.ccas.back().users = static_cast<uint64_t>(std::ranges::count(sockets_, cca.loaded.map_id, &SimSocket::map_id));
   }
   return observed;
 }

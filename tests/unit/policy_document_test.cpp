@@ -122,7 +122,7 @@ TEST_P(BadDocuments, NamePlaceAndRemedy) {
   if (auto document = parse_document(text, "p.yaml", &problems)) {
     ASSERT_FALSE(check(*document, bundles.get(), &problems)) << "accepted";
   }
-  ASSERT_EQ(problems.list().size(), 1u) << problems.to_error().detail;
+  ASSERT_EQ(problems.list().size(), 1u) << problems.to_error().message();
   EXPECT_EQ(problems.list()[0].where, bad.where);
   EXPECT_THAT(problems.list()[0].what, HasSubstr(std::string(bad.what)));
   EXPECT_THAT(problems.list()[0].remedy, HasSubstr(std::string(bad.remedy)));
@@ -256,8 +256,9 @@ TEST(Document, SeveralProblemsAreReportedTogether) {
   std::string text = with(with(std::string(kGood), "10.1.0.0/16", "10.1.0.1/16"), "kind: Host", "kind: Hots");
   auto document = parse_document(text, "p.yaml");
   ASSERT_FALSE(document);
-  EXPECT_THAT(document.error().detail, HasSubstr("p.yaml:2:7"));
-  EXPECT_THAT(document.error().detail, HasSubstr("p.yaml:5:14"));
+  EXPECT_EQ(document.error().where, "p.yaml:2:7");
+  ASSERT_EQ(document.error().also.size(), 1u);
+  EXPECT_EQ(document.error().also[0].where, "p.yaml:5:14");
 }
 
 TEST(Document, AWildcardTakesWhatLaterPatternsName) {

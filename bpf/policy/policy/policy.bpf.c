@@ -342,12 +342,9 @@ int sl_iter_files(struct bpf_iter__task_file *ctx)
 	struct sl_iter_args args = iter_args(SL_ITER_FILES);
 	struct task_struct *task = ctx->task;
 	struct file *file = ctx->file;
-	const struct tcp_congestion_ops *ca;
-	struct cca_words name;
 	struct socket *socket;
 	struct tcp_sock *tp;
 	struct sl_file f = {};
-	struct sl_sock *st;
 
 	if (!task || !file)
 		return 0;
@@ -357,20 +354,13 @@ int sl_iter_files(struct bpf_iter__task_file *ctx)
 	tp = bpf_skc_to_tcp_sock(socket->sk);
 	if (!tp)
 		return 0;
-	ca = tp->inet_conn.icsk_ca_ops;
-	f.struct_ops_id = struct_ops_id(ca);
-	if (args.only_map_id && f.struct_ops_id != args.only_map_id)
+	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
 		return 0;
-	st = sl_storage(tp);
-	name = name_of(ca);
-	f.cookie = bpf_get_socket_cookie(tp);
-	f.generation = st ? st->generation : 0;
+	fill_report(&f.socket, tp, sl_storage(tp));
+	f.socket.cookie = bpf_get_socket_cookie(tp);
 	f.pid = task->tgid;
 	f.fd = ctx->fd;
-	f.netns_ino = tp->inet_conn.icsk_inet.sk.__sk_common.skc_net.net->ns.inum;
-	__builtin_memcpy(f.cca, &name, sizeof(f.cca));
-	f.family = tp->inet_conn.icsk_inet.sk.__sk_common.skc_family;
-	f.state = tp->inet_conn.icsk_inet.sk.__sk_common.skc_state;
+	f.ack_backlog = ((struct sock *)tp)->sk_ack_backlog;
 	bpf_seq_write(ctx->meta->seq, &f, sizeof(f));
 	return 0;
 }

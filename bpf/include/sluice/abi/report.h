@@ -82,18 +82,13 @@ SL_ASSERT_SIZE(struct sl_report, 144);
  * Sockets that no process holds (orphans, in flight in a unix socket, io_uring's own) are not found this way.
  */
 struct sl_file {
-	__u64 cookie;		/* never 0: equal cookies are one socket held several times */
-	__u64 generation;	/* of its sl_sock; 0 = none */
+	struct sl_report socket;	/* cookie never 0: equal cookies are one socket held several times */
 	__u32 pid;		/* process (thread group) id in the initial pid namespace */
 	__u32 fd;
-	__u32 netns_ino;
-	__u32 struct_ops_id;	/* 0 = native */
-	char cca[SL_CCA_NAME_LEN];
-	__u16 family;
-	__u8 state;
-	__u8 pad[5];
+	__u32 ack_backlog;	/* listener: connections that wait for accept, held by nobody */
+	__u32 pad;
 };
-SL_ASSERT_SIZE(struct sl_file, 56);
+SL_ASSERT_SIZE(struct sl_file, 160);
 
 /* Key and value of sl_usage (hash): sockets counted in the kernel, for hosts with too many of them to list. */
 #define SL_USAGE_ENTRIES 65536

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "agent/held_sockets.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include "net/cgroup.h"
+#include "net/socket.h"
+
+namespace sluice::agent {
+namespace {
+
+constexpr uint8_t kListen = 10;  // TCP_LISTEN
+constexpr uint8_t kEcnOk = 1;    // TCP_ECN_OK
+constexpr int kCgroupLevels = 16;
+
+template <size_t N>
+std::string text_of(const char (&name)[N]) {
+  return {name, ::strnlen(name, N)};
+}
+
+sl_prefix host(const uint8_t (&address)[16]) {
+  sl_prefix prefix{};
+  prefix.prefix_len = 128;
+  std::memcpy(prefix.addr, address, sizeof prefix.addr);
+  return prefix;
+}
+
+template <class K, class V>
+Result<bpfio::Map<K, V>> table(const PinnedPolicy& policy, const std::string& name, uint32_t slot) {
+  SLUICE_TRY(outer, policy.map(name));
+  SLUICE_TRY(inner, outer.inner(slot));
+  return bpfio::Map<K, V>::from(std::move(inner));
+}
+
+bool same_scope(const sl_sock& a, const sl_sock& b) {
+  constexpr uint16_t kDecision = SL_SOCK_ECN_FALLBACK;
+  return a.origin != SL_ORIGIN_NONE && a.rule_id == b.rule_id && a.params == b.params && a.place_id == b.place_id &&
+         a.place_class == b.place_class && a.locality == b.locality && a.service_id == b.service_id &&
+         (a.flags & kDecision) == (b.flags & kDecision);
+}
+
+}  // namespace
+
+Result<HeldSockets> HeldSockets::open(const PinnedPolicy& policy, const std::string& cgroup2) {
+  SLUICE_TRY(number, policy.generation());
+  const auto slot = static_cast<uint32_t>(number % SL_SLOTS);
+  SLUICE_TRY(generations_fd, policy.map("sl_generations"));
+  SLUICE_TRY(generations, (bpfio::Map<uint32_t, sl_generation>::from(std::move(generations_fd))));
+  SLUICE_TRY(generation, generations.lookup(slot));
+  if (number == 0 || generation.generation != number)
+    return fail(Code::kConflict, "no policy is published, or it is being replaced");
+  SLUICE_TRY(places, (table<sl_prefix, sl_place>(policy, "sl_places", slot)));
+  SLUICE_TRY(sources, (table<sl_prefix, sl_service_id>(policy, "sl_sources", slot)));
+  SLUICE_TRY(services, (table<sl_service_key, sl_service_id>(policy, "sl_services", slot)));
+  SLUICE_TRY(rules, (table<sl_rule_key, sl_verdict>(policy, "sl_rules", slot)));
+  SLUICE_TRY(ids_fd, policy.map("sl_cca_ids"));
+  SLUICE_TRY(ids_map, (bpfio::Map<sl_cca_name, uint32_t>::from(std::move(ids_fd))));
+  SLUICE_TRY(entries, ids_map.entries());
+  std::map<std::string, uint32_t> ids;
+  for (const auto& [name, id] : entries) ids[text_of(name.name)] = id;
+  std::set<std::string> selected = {text_of(generation.listener_cca)};
+  SLUICE_TRY(verdicts, rules.entries());
+  for (const auto& [key, verdict] : verdicts) {
+    selected.insert(text_of(verdict.cca));
+    selected.insert(text_of(verdict.fallback));
+  }
+  SLUICE_TRY(storage_fd, policy.map("sl_sock"));
+  SLUICE_TRY(storage, (bpfio::Map<int, sl_sock>::from(std::move(storage_fd))));
+  return HeldSockets(generation, std::move(places), std::move(sources), std::move(services), std::move(rules), std::move(ids),
+                     std::move(selected), std::move(storage), cgroup2);
+}
+
+uint32_t HeldSockets::id_of(const std::string& cca) const {
+  const auto it = ids_.find(cca);
+  return it == ids_.end() ? 0 : it->second;
+}
+
+Result<uint32_t> HeldSockets::service_of(const sl_report& socket) const {
+  uint32_t service = 0;
+  const auto consider = [&](const std::optional<sl_service_id>& found) {
+    if (found && *found != 0 && (service == 0 || *found < service)) service = *found;
+  };
+  if ((generation_.flags & SL_GEN_SOURCES) != 0) {
+    SLUICE_TRY(found, sources_.find(host(socket.local_addr)));
+    consider(found);
+  }
+  if ((generation_.flags & SL_GEN_PORTS) != 0) {
+    SLUICE_TRY(found, services_.find({SL_SERVICE_PORT, 0, socket.local_port}));
+    consider(found);
+  }
+  if ((generation_.flags & SL_GEN_CGROUPS) != 0 && socket.cgroup_id != 0) {
+    // The folder and those above it; entries of an ancestor hold the smallest id already.
+    auto path = net::cgroup_path(cgroup2_, socket.cgroup_id);
+    uint64_t id = socket.cgroup_id;
+    for (int level = 0; level < kCgroupLevels; ++level) {
+      SLUICE_TRY(found, services_.find({SL_SERVICE_CGROUP, 0, id}));
+      consider(found);
+      if (!path || path->size() <= cgroup2_.size()) break;
+      path->resize(path->rfind('/'));
+      SLUICE_TRY(parent, net::cgroup_id(*path));
+      id = parent;
+    }
+  }
+  return service;
+}
+
+Result<HeldSockets::Choice> HeldSockets::choose(const sl_report& socket) const {
+  Choice choice;
+  if (socket.state == kListen) {
+    choice.cca = text_of(generation_.listener_cca);
+    choice.map_id = id_of(choice.cca);
+    choice.scope.params = generation_.listener_params;
+    choice.scope.flags = SL_SOCK_LISTENER;
+    return choice;
+  }
+  SLUICE_TRY(place, places_.find(host(socket.remote_addr)));
+  SLUICE_TRY(service, service_of(socket));
+  choice.scope.service_id = service;
+  if (place) {
+    choice.scope.place_id = place->place_id;
+    choice.scope.place_class = place->place_class;
+    choice.scope.locality = place->locality;
+  }
+  SLUICE_TRY(verdict, rules_.lookup({service, choice.scope.place_class}));
+  choice.scope.rule_id = verdict.rule_id;
+  const bool fallback = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && (socket.ecn & kEcnOk) == 0;
+  choice.cca = fallback ? text_of(verdict.fallback) : text_of(verdict.cca);
+  choice.scope.params = fallback ? verdict.fallback_params : verdict.params;
+  if (fallback) choice.scope.flags = SL_SOCK_ECN_FALLBACK;
+  choice.map_id = id_of(choice.cca);
+  return choice;
+}
+
+Result<sl_outcome> HeldSockets::correct(const sl_file& file, bool dry_run, int& error) const {
+  const sl_report& socket = file.socket;
+  auto chosen = choose(socket);
+  if (!chosen && chosen.error().code == Code::kNotFound) return SL_OUTCOME_NO_RULE;
+  if (!chosen) return tl::unexpected<Error>(std::move(chosen).error());
+  if (chosen->cca.empty()) return socket.state == kListen ? SL_OUTCOME_CURRENT : SL_OUTCOME_NO_FALLBACK;
+
+  const bool right = text_of(socket.cca) == chosen->cca && socket.struct_ops_id == chosen->map_id;
+  if (right && socket.generation == generation_.generation) return SL_OUTCOME_CURRENT;
+  if (dry_run) return right ? SL_OUTCOME_RESCOPED : SL_OUTCOME_MOVED;
+
+  SLUICE_TRY(fd, net::fd_of_process(static_cast<pid_t>(file.pid), static_cast<int>(file.fd)));
+  SLUICE_TRY(now, storage_.find(fd.get()));
+  sl_sock next = now.value_or(sl_sock{});
+  const bool unchanged = right && now && same_scope(*now, chosen->scope);
+  const uint32_t tag = next.state_tag;
+  const uint32_t age = next.state_age_ms;
+  uint64_t state[SL_STATE_WORDS];
+  std::memcpy(state, next.state, sizeof state);
+  const uint16_t kept = next.flags & SL_SOCK_LOG;
+  const uint8_t origin = right && next.origin != SL_ORIGIN_NONE ? next.origin : static_cast<uint8_t>(SL_ORIGIN_ITERATOR);
+  next = chosen->scope;
+  next.generation = generation_.generation;
+  next.origin = origin;
+  next.flags |= kept;
+  next.state_tag = tag;
+  next.state_age_ms = age;
+  std::memcpy(next.state, state, sizeof state);
+  // Before the switch: the new CCA's .init reads its parameters here.
+  SLUICE_CHECK(storage_.update(fd.get(), next));
+  if (unchanged) return SL_OUTCOME_CURRENT;
+  if (right) return SL_OUTCOME_RESCOPED;
+  if (auto status = net::set_congestion_control(fd.get(), chosen->cca); !status) {
+    if (now) SLUICE_CHECK(storage_.update(fd.get(), *now));
+    error = status.error().sys_errno != 0 ? -status.error().sys_errno : -EPERM;
+    return SL_OUTCOME_SET_FAILED;
+  }
+  return SL_OUTCOME_MOVED;
+}
+
+}  // namespace sluice::agent
