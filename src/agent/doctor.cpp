@@ -30,7 +30,9 @@ void add_features(v1::DoctorReply& reply, const DoctorOptions& options) {
     const bpfio::Feature& feature = *result.feature;
     const bool kernel = feature.kind == bpfio::FeatureKind::kKernel;
     const char* verdict = "ok";
-    if (result.presence == bpfio::Presence::kAbsent) verdict = "missing";
+    // The agent does without the iterator over socket storage: it finds sockets through their holders.
+    const bool optional = feature.id == bpfio::FeatureId::kIterSkStorage;
+    if (result.presence == bpfio::Presence::kAbsent) verdict = optional ? "warning" : "missing";
     if (result.presence == bpfio::Presence::kUnknown) verdict = "unknown";
     std::string what = result.reason;
     if (result.contradicts_version) what += "; the kernel is new enough, so it was left out of its configuration";

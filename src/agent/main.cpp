@@ -13,7 +13,6 @@
 #include <chrono>
 #include <csignal>
 #include <ctime>
-#include <filesystem>
 #include <iostream>
 
 #include "agent/doctor.h"
@@ -43,18 +42,9 @@ struct Options {
   bool foreground = false, reset_state = false, doctor = false, json = false;
 };
 
-// The build tree's bundles beside the binary, then what packages and operators install.
-std::vector<std::string> default_bundle_path() {
-  std::error_code ec;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", ec);
-  std::vector<std::string> roots;
-  if (!ec) {
-    roots.push_back((self.parent_path().parent_path() / "bundles").string());
-    roots.push_back((self.parent_path().parent_path() / "lib/sluice/bundles").string());
-  }
-  roots.emplace_back("/usr/lib/sluice/bundles");
-  roots.emplace_back("/var/lib/sluice/bundles");
-  return roots;
+std::string own_path() {
+  auto path = read_link("/proc/self/exe");
+  return path ? *path : "";
 }
 
 Result<UniqueFd> lock_instance(const std::string& state_dir) {
@@ -117,7 +107,7 @@ Result<int> serve(const Options& options) {
         make_error(Code::kPermission, "the agent loads BPF programs and needs root", "run it with sudo, or through systemd"));
   SLUICE_TRY(lock, lock_instance(state_dir));
 
-  const auto roots = options.bundle_path.empty() ? default_bundle_path() : options.bundle_path;
+  const auto roots = options.bundle_path.empty() ? default_bundle_path(own_path()) : options.bundle_path;
   const auto scan = [roots] { return bundle::Catalog::scan(roots); };
   const bundle::Catalog catalog = scan();
   for (const auto& error : catalog.errors()) log_warning("a bundle cannot be used", error);

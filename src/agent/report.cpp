@@ -36,6 +36,13 @@ std::string named(const List& names, uint32_t id) {
   return id < names.size() ? std::string(names[id]) : std::string();
 }
 
+// "10.0.0.1:443" -> "10.0.0.1", "[fd00::1]:443" -> "fd00::1"; an address alone stays as it is.
+std::string without_port(const std::string& text) {
+  if (text.starts_with('[')) return text.substr(1, text.find(']') - 1);
+  const size_t colon = text.find(':');
+  return colon != std::string::npos && text.find(':', colon + 1) == std::string::npos ? text.substr(0, colon) : text;
+}
+
 std::string version_of(const std::vector<LoadedCca>& ccas, uint32_t map_id) {
   if (map_id == 0) return "";
   const auto it = std::ranges::find(ccas, map_id, &LoadedCca::map_id);
@@ -292,7 +299,7 @@ Result<v1::ExplainReply> explain_report(Engine& engine, const v1::ExplainRequest
   const auto view = engine.view();
   if (!view->document) return fail(make_error(Code::kConflict, "no policy is in force", "apply one with `sluice apply FILE`"));
   policy::Query query;
-  SLUICE_TRY(remote, policy::parse_prefix(request.destination()));
+  SLUICE_TRY(remote, policy::parse_prefix(without_port(request.destination())));
   query.remote = remote;
   if (!request.source().empty()) {
     SLUICE_TRY(local, policy::parse_prefix(request.source()));
