@@ -14,7 +14,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/../../tools/lib.sh"
 [[ -t 1 ]] || bold='' red='' green='' dim='' plain=''
 
-churn_connections=400 window_s=2
+churn_connections=600 window_s=2
 case ${1:-} in
   '') ;;
   --quick) churn_connections=100 window_s=1 ;;
@@ -41,17 +41,18 @@ cgroup=$(findmnt --noheadings --first-only --types cgroup2 --output TARGET)/slui
 
 cleanup() {
   local status=$?
-  trap - EXIT
+  trap - EXIT ERR
   trap '' INT TERM HUP
   set +e
   if [[ -d $cgroup ]]; then
     echo 1 >"$cgroup/cgroup.kill"
     within "$deadline_s" grep -q 'populated 0' "$cgroup/cgroup.events"
-    find "$cgroup" -depth -type d -exec rmdir {} +
+    find "$cgroup" -depth -type d -exec rmdir {} + || status=1
   fi
   rm -rf "$bpffs/$instance"-*
-  umount --recursive "$work"
+  ! mountpoint --quiet "$work" || umount --recursive "$work"
   rmdir "$work" || status=1
+  ((status != 0)) || printf '   Processes, namespaces, cgroups and files of the demonstration are gone too.\n'
   exit "$status"
 }
 
@@ -136,7 +137,10 @@ everywhere() {
   shift
   prompt "${hosts[*]}" "$@"
   for host in "${hosts[@]}"; do
-    at "$host" "$@" >"$work/$host/out" 2>&1 &
+    {
+      echo "$BASHPID" >"$cgroup/agents/cgroup.procs" # so that an interrupted demonstration leaves none of them
+      at "$host" "$@"
+    } >"$work/$host/out" 2>&1 &
     pids[$host]=$!
   done
   for host in "${hosts[@]}"; do
@@ -161,10 +165,11 @@ spawn() {
 
 start_agents() {
   local host
+  prompt eu1 sluiced --instance "$instance-eu1" --cgroup "$cgroup/eu1" --netns net --socket agent.sock --state-dir state ...
   for host in "${hosts[@]}"; do
     spawn agents "$work/$host/net" "$work/$host/agent.log" \
       sluiced --instance "$instance-$host" --socket "$work/$host/agent.sock" --state-dir "$work/$host/state" \
-      --cgroup "$cgroup/$host" --netns "$work/$host/net" --bundle-path "$SLUICE_BUILD/bundles" --bundle-path "$work/bundles"
+      --cgroup "$cgroup/$host" --netns "$work/$host/net" --bundle-path "$SLUICE_BUILD/bundles" --bundle-path "$work/bundles" --foreground
     agent[$host]=$spawned
   done
   for host in "${hosts[@]}"; do
@@ -251,7 +256,10 @@ long_connections() {
     jq -r "select(.state == \"ESTABLISHED\") | select([.local_port, .remote_port] | any(. == $flow_port or . == $near_port)) | .cookie" | sort
 }
 
-# ids VERSION...: the struct_ops ids of our versions of cubic on each host, as JSON for ends.py.
+# Both ends of twice four connections and a control connection, and of twice one and a control connection.
+all_long_up() { (($(long_connections | wc -l) == 28)); }
+
+# expect_ends VERSION...: what ends.py is to judge by: the struct_ops ids of these versions of cubic on each host.
 expect_ends() {
   local host versions
   versions=$(printf '%s\n' "$@" | jq -R . | jq -sc .)
@@ -268,7 +276,7 @@ both_ends() {
   local lines=$1
   shift
   expect_ends "$@"
-  prompt witness "recorder $(printf '%s/net ' "${hosts[@]}")| ends.py"
+  prompt witness "recorder $(printf '%s/net ' "${hosts[@]}")| ends.py expected.json"
   out=$(recorder "$work"/{eu1,eu2,us1,us2}/net | "$here/ends.py" "$work/expected.json" 2>&1) ||
     fail "a socket does not run what the policy says" "$out"
   shown "$lines" "$out"
@@ -289,17 +297,31 @@ opened_since() {
 # tally_since FILE: what came since.
 tally_since() { tally | awk 'NR == FNR { old[$1 $2] = $3; next } $3 - old[$1 $2] { print $1, $2, $3 - old[$1 $2] }' "$1" -; }
 
-# churned BEFORE CLAIM: waits for enough connections since, and proves that none failed and none ran the default.
+# learn_names: adds what our CCAs on all hosts are called in the kernel now to the file `names` (KERNEL-NAME BUNDLE).
+learn_names() {
+  local host
+  for host in "${hosts[@]}"; do
+    at "$host" sluice cca list --output json |
+      jq -r '.ccas[] | select(.origin == "bundle") | "\(.kernel_name) \(.name)@\(.version)"' >>"$work/names"
+  done
+}
+
+# only_chosen SEEN: no connection failed, or ran what no rule names.
+only_chosen() {
+  awk -v near="$near" '$1 == "failed" || ($1 != "opened" && $2 != near && $2 !~ /^cubic@/) { print; bad = 1 } END { exit bad }' <<<"$1"
+}
+
+# churned BEFORE: waits for enough short connections since that tally, and proves that none failed and none ran the default. $seen is
+# the tally since, with our CCAs by name and version.
 churned() {
-  local before=$1 seen
+  local before=$1
   within "$deadline_s" opened_since "$(awk '$1 == "opened" { print $3 }' "$before")" "$churn_connections" ||
-    fail "fewer than $churn_connections short connections in $deadline_s s" "$(tally; cat "$work"/*/churn.json)"
-  seen=$(tally_since "$before")
-  note "Short connections meanwhile, each asked at both ends (TCP_CONGESTION), kernel names:"
-  shown 20 "$(awk '$1 == "opened" { print "opened", $3 } $1 == "failed" { print "failed", $3 }
-    $1 == "client" || $1 == "server" { n[$2 " " $1] = $3; name[$2] } END { for (c in name) printf "%-16s client end %5d   server end %5d\n", c, n[c " client"], n[c " server"] }' <<<"$seen" | sort)"
-  expect "none failed, none on the default ($default)" \
-    awk -v ours="$ours $near" 'BEGIN { split(ours, list); for (i in list) good[list[i]] } $1 == "failed" || ($1 != "opened" && !($2 in good)) { print; bad = 1 } END { exit bad }' <<<"$seen"
+    fail "fewer than $churn_connections short connections in $deadline_s s" "$(tally && cat "$work"/*/churn.json)"
+  seen=$(tally_since "$before" | awk 'NR == FNR { bundle[$1] = $2; next } { print $1, $2 in bundle ? bundle[$2] : $2, $3 }' "$work/names" -)
+  note "$(awk '$1 == "opened" { print $3 }' <<<"$seen") short connections meanwhile, by the name that TCP_CONGESTION gave at each end:"
+  shown 20 "$(awk '$1 == "client" || $1 == "server" { n[$2, $1] += $3; name[$2] }
+    END { for (c in name) printf "%-14sclient end %6d    server end %6d\n", c, n[c, "client"], n[c, "server"] }' <<<"$seen" | sort)"
+  expect "none failed, none ran the default ($default)" only_chosen "$seen"
 }
 
 rx_bytes() { inside us ip -json -stats link show dev wan | jq '.[0].stats64.rx.bytes'; }
@@ -342,26 +364,54 @@ YAML
   done
 }
 
-# The kernel names of our CCAs on all hosts, now.
-our_names() {
-  local host
-  for host in "${hosts[@]}"; do
-    at "$host" sluice cca list --output json | jq -r '.ccas[] | select(.origin == "bundle") | .kernel_name'
-  done | xargs
-}
-
 # ---- the story -----------------------------------------------------------------------------------------------------------------
 
 # ss_flow: what the kernel itself tells about the long transfer from eu1 to us1.
 ss_flow() {
   prompt eu1 "ss -tinO dport = :$flow_port"
   out=$(inside eu1 ss -HtinO "dport = :$flow_port" | sed -E 's/^ESTAB +[0-9]+ +[0-9]+ +//; s/ +/ /g')
-  shown 3 "$(awk '{ line = $1 " " $2 " " $3; for (i = 4; i <= NF; i++) if ($i ~ /^(rtt|cwnd|ssthresh|bytes_acked):/) line = line " " $i; print line }' <<<"$out")"
+  shown 5 "$(awk '{ line = $1 " " $2 " " $3; for (i = 4; i <= NF; i++) if ($i ~ /^(rtt|cwnd|ssthresh|bytes_acked):/) line = line " " $i; print line }' <<<"$out")"
 }
 same() { [[ $1 == "$2" ]] || { diff <(echo "$1") <(echo "$2"); return 1; }; }
 contains() { [[ $1 == *"$2"* ]] || { printf '%s\n' "$1" && return 1; }; }
 exited() { [[ $1 == "$2" ]] || { printf 'exit status %s, not %s\n' "$1" "$2" && return 1; }; }
+both_versions() { contains "$1" cubic@1.0.0 && contains "$1" cubic@2.0.0; }
+lacks() { [[ $1 != *"$2"* ]] || { printf '%s\n' "$1" && return 1; }; }
+slower_than() { measure && ((kbit_s < $1)); }
+faster_than() { measure && ((kbit_s > $1)); }
+# Exit status 3 says that the host is degraded.
+degraded() {
+  local code=0
+  at "$1" sluice status >"$work/$1/out" 2>&1 || code=$?
+  ((code == 3))
+}
 gone() { ! kill -0 "$1" 2>/dev/null; }
+
+# note_ours: what is ours in the kernel, by ids and names: $our_maps, $our_links and the file `names`.
+note_ours() {
+  local host
+  our_maps=$(jq -r '.hosts[].ids[]' "$work/expected.json" | xargs)
+  our_links=$(for host in "${hosts[@]}"; do at "$host" sluice status --output json | jq '.hooks[] | select(.ours) | .link_id'; done | xargs)
+  : >"$work/names"
+  learn_names
+}
+our_pins() { find "$bpffs" -path "$bpffs/$instance-*" -type f 2>/dev/null || true; }
+# left_there: of that, what is still there.
+left_there() {
+  local id
+  for id in $our_maps; do bpftool map show id "$id" 2>/dev/null || true; done
+  for id in $our_links; do bpftool link show id "$id" 2>/dev/null || true; done
+  tr ' ' '\n' </proc/sys/net/ipv4/tcp_available_congestion_control | grep -Fxf <(cut -d ' ' -f 1 "$work/names") || true
+  our_pins
+}
+none_there() { [[ -z $(left_there) ]]; }
+all_there() {
+  local id
+  for id in $our_maps; do bpftool map show id "$id"; done
+  for id in $our_links; do bpftool link show id "$id"; done
+  [[ $our_maps && $our_links && $(our_pins) ]]
+}
+all_native() { recorder "$work"/{eu1,eu2,us1,us2}/net | jq -e 'select((.struct_ops_id // 0) != 0)' && return 1 || return 0; }
 
 trap cleanup EXIT
 trap '((BASH_SUBSHELL)) || fail "line $LINENO: $BASH_COMMAND"' ERR
@@ -374,9 +424,11 @@ chapter "Two regions, two hosts each, and traffic on the kernel's default" \
   "Before Sluice, every connection runs whatever net.ipv4.tcp_congestion_control says, near and far alike."
 build_network
 default=$(inside eu1 sysctl -n net.ipv4.tcp_congestion_control)
-near=$(inside eu1 sysctl -n net.ipv4.tcp_available_congestion_control | tr ' ' '\n' | grep -xE 'bbr|reno|cubic' | grep -vx "$default" | head -n 1)
+near=$(inside eu1 sysctl -n net.ipv4.tcp_available_congestion_control |
+  awk -v default="$default" '{ for (i = 1; i <= NF; i++) if ($i ~ /^(bbr|reno|cubic)$/ && $i != default) { print $i; exit } }')
 start_traffic
 within "$deadline_s" churning || fail "no short connections" "$(cat "$work"/*/churn.log "$work"/*/http.log)"
+within "$deadline_s" all_long_up || fail "the long transfers do not start" "$(cat "$work"/*/iperf3.log)"
 long=$(long_connections)
 note "From eu to us: $wan_mbit Mbit/s, $((2 * wan_delay_ms)) ms. Long transfers over IPv4 and IPv6, and HTTP requests, a connection each. Default: $default."
 ss_flow
@@ -386,11 +438,12 @@ start_agents
 policy 1.0.0
 prompt eu1 cat policy.yaml
 shown 40 "$(<"$work/eu1/policy.yaml")"
-everywhere 12 sluice apply policy.yaml
+everywhere 6 sluice apply policy.yaml
+learn_names
 note "Why does a connection get what it gets?"
-show eu1 20 sluice explain "${v4[us1]}"
+show eu1 6 sluice explain "${v4[us1]}"
 expect "between regions: cubic@1.0.0" contains "$out" "cubic@1.0.0"
-show eu1 20 sluice explain "${v6[eu2]}"
+show eu1 6 sluice explain "${v6[eu2]}"
 expect "within the region: kernel:$near" contains "$out" "kernel:$near"
 note "What do the sockets run, asked of the kernel?"
 show eu1 12 sluice sockets --by version
@@ -401,5 +454,89 @@ ss_flow
 both_ends 30 1.0.0
 expect "the long connections are the same as before the policy" same "$long" "$(long_connections)"
 
-chapter "An upgrade under way" "cubic 2.0.0 gives up less of its window at a loss. New connections switch at one moment, open ones are migrated."
-cp -r "$SLUICE_BUILD/bundles/cubic/1.0.0" "$work/bundles/cubic-2.0.0"
+chapter "An upgrade under way" \
+  "cubic 2.0.0 gives up less of its window at a loss. New connections switch at one moment; busy ones move themselves within a
+   round trip, the agent moves the rest."
+mkdir "$work/bundles/cubic"
+cp -r "$SLUICE_BUILD/bundles/cubic/1.0.0" "$work/bundles/cubic/2.0.0"
+sed -i 's/^version: .*/version: 2.0.0/; /name: beta_percent,/s/default: 70/default: 80/' "$work/bundles/cubic/2.0.0/bundle.yaml"
+show eu1 10 sluice bundle lint "$work/bundles/cubic/2.0.0"
+expect "the bundle may go to a host" exited "$status" 0
+policy 2.0.0
+tally >"$work/before"
+show eu1 16 sluice diff policy.yaml
+within "$deadline_s" opened_since "$(awk '$1 == "opened" { print $3 }' "$work/before")" 20 || fail "the short connections stop"
+everywhere 6 sluice apply policy.yaml
+learn_names
+churned "$work/before"
+expect "there were some before the switch and some after it" both_versions "$seen"
+show eu1 4 sluice cca list
+expect "cubic@1.0.0 has left the kernel" lacks "$out" 1.0.0
+show eu1 12 sluice cca show cubic@2.0.0
+expect "the new parameter holds" contains "$out" beta_percent=80
+both_ends 12 2.0.0
+expect "the long connections are still the same" same "$long" "$(long_connections)"
+note "From the command until the last host had switched, migrated and verified: $slowest_ms ms."
+
+chapter "The agents are killed" "All they set up is pinned in the kernel: connections go on as before, and a new agent finds everything."
+cp "$work/expected.json" "$work/expected-before.json"
+tally >"$work/before"
+for host in "${hosts[@]}"; do
+  prompt "$host" kill -9 "${agent[$host]}"
+  kill -9 "${agent[$host]}"
+done
+for host in "${hosts[@]}"; do within "$deadline_s" gone "${agent[$host]}" || fail "the agent of $host does not die"; done
+show eu1 3 sluice status
+expect "no agent answers" exited "$status" 1
+churned "$work/before"
+expect "the long connections have not noticed" same "$long" "$(long_connections)"
+note "New agents:"
+start_agents
+show eu1 14 sluice status
+expect "eu1 is not degraded" exited "$status" 0
+both_ends 12 2.0.0
+expect "every version has the struct_ops id it had" cmp "$work/expected-before.json" "$work/expected.json"
+
+chapter "A bad version" "The window of cubic 3.0.0 collapses to a segment. Verifier and lint find nothing: it is safe, and useless."
+cp -r "$SLUICE_BUILD/examples/demo/cubic/3.0.0" "$work/bundles/cubic/3.0.0"
+show eu1 10 sluice bundle lint "$work/bundles/cubic/3.0.0"
+expect "nothing keeps it from going to a host" exited "$status" 0
+measure
+before_kbit_s=$kbit_s
+note "eu to us before: $(mbit "$before_kbit_s")"
+policy 2.0.0 3.0.0
+everywhere 6 sluice apply policy.yaml
+within "$deadline_s" slower_than $((before_kbit_s / 3)) || fail "the throughput does not drop" "$(mbit "$kbit_s")"
+note "eu to us with cubic 3.0.0: $(mbit "$kbit_s")"
+ss_flow
+within "$deadline_s" degraded eu1 || fail "status does not see it" "$(at eu1 sluice status 2>&1)"
+show eu1 12 sluice status
+command=$(grep -oE 'sluice rollback [a-z0-9_@.]+' <<<"$out" | head -n 1) || fail "status does not name the way out" "$out"
+expect "status names the version" contains "$command" cubic@3.0.0
+note "The command it names, on every host:"
+# shellcheck disable=SC2086  # words of a command
+everywhere 6 $command
+within "$deadline_s" faster_than $((before_kbit_s * 2 / 3)) || fail "the throughput does not come back" "$(mbit "$kbit_s")"
+note "eu to us again: $(mbit "$kbit_s"). The rollback took $slowest_ms ms until the last host had verified it."
+show eu1 14 sluice status
+expect "cubic@3.0.0 has left the kernel" lacks "$(at eu1 sluice cca list)" 3.0.0
+both_ends 12 2.0.0
+expect "the long connections are still the same" same "$long" "$(long_connections)"
+
+chapter "Taken back" "down gives every connection back to the kernel's default and removes all that is ours; the traffic goes on."
+note_ours
+expect "before: $(wc -w <<<"$our_maps") CCAs, $(wc -w <<<"$our_links") links and $(our_pins | wc -l) pins of ours in the kernel" all_there
+everywhere 6 sluice down
+for host in "${hosts[@]}"; do within "$deadline_s" gone "${agent[$host]}" || fail "the agent of $host does not end"; done
+show eu1 2 sysctl net.ipv4.tcp_available_congestion_control
+read -ra list <<<"$our_maps"
+show eu1 2 bpftool map show id "${list[0]}"
+read -ra list <<<"$our_links"
+show eu1 2 bpftool link show id "${list[0]}"
+show eu1 2 bpftool cgroup tree "$cgroup"
+within "$deadline_s" none_there || fail "something of ours is still in the kernel" "$(left_there)"
+expect "after: none of them, by bpftool and sysctl" none_there
+expect "every socket of the four hosts runs a native CCA" all_native
+measure
+expect "the long connections are still the same, with $(mbit "$kbit_s") from eu to us" same "$long" "$(long_connections)"
+printf '\n%sAll %d steps did what they say.%s\n' "$green" "$step_number" "$plain"
