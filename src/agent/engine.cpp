@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/kernel_version.h"
 #include "base/log.h"
 #include "bundle/sha256.h"
 
@@ -130,9 +131,17 @@ Result<policy::Compiled> Engine::compile(const policy::Document& document, const
 
 Result<std::vector<CcaSpec>> Engine::specs_for(const policy::Compiled& compiled, const bundle::Catalog& catalog) {
   std::vector<CcaSpec> specs;
+  const auto running = parse_kernel_version(kernel_.release());
   for (const auto& item : compiled.bundles) {
     const bundle::Bundle* found = catalog.find(item.ref.name, item.ref.version);
     SLUICE_ASSERT(found != nullptr);  // policy::check() looked it up in the same catalog
+    if (!item.rolled_back && running && *running < found->manifest.kernel_min) {
+      Error error = make_error(Code::kUnsupported, fmt::format("this kernel is {}, too old for it", kernel_.release()),
+                               "use an older version of the bundle, or a newer kernel");
+      error.feature = "bundle " + item.ref.text();
+      error.min_kernel = found->manifest.kernel_min.text();
+      return fail(std::move(error).at(found->object_path()).within("bundle " + item.ref.text()));
+    }
     CcaSpec spec;
     spec.name = item.ref.name;
     spec.version = item.ref.version.text();
@@ -453,6 +462,14 @@ Status Engine::settle() {
   return finish_interrupted(std::move(*open));
 }
 
+Status Engine::load_policy_in_force(View& view) {
+  SLUICE_TRY(document, policy::parse_document(view.desired.document, view.desired.source_name));
+  SLUICE_TRY(compiled, compile(document, catalog_(), view.desired, view.desired.generation));
+  view.document = std::move(document);
+  view.compiled = std::move(compiled);
+  return {};
+}
+
 Status Engine::recover() {
   const std::lock_guard lock(change_mutex_);
   SLUICE_CHECK(settle());
@@ -465,11 +482,16 @@ Status Engine::recover() {
     return {};
   }
   auto fresh = std::make_shared<View>();
-  SLUICE_TRY(document, policy::parse_document(desired.document, desired.source_name));
-  SLUICE_TRY(compiled, compile(document, catalog_(), desired, desired.generation));
   fresh->desired = desired;
-  fresh->document = std::move(document);
-  fresh->compiled = std::move(compiled);
+  if (auto status = load_policy_in_force(*fresh); !status) {
+    // A bundle was removed from the disk, say. What the kernel holds goes on working, and an apply can mend it: serve.
+    fresh = std::make_shared<View>();
+    fresh->desired = desired;
+    fresh->problem = status.error().message();
+    set_view(fresh);
+    event("degraded", "error", "the stored policy cannot be read, the kernel keeps what it has: " + fresh->problem);
+    return {};
+  }
   set_view(fresh);
 
   // Pins do not outlive a reboot: then the policy is put in force anew.
@@ -737,6 +759,8 @@ Result<bool> Engine::maintain() {
     reason = "the sockops program was detached by somebody";
   else if (!observed.policy_loaded)
     reason = "pins of the selection pipeline are missing";
+  else if (!observed.policy_current)
+    reason = "this agent comes with another version of the selection pipeline";
   else if (!current->compiled.missing_cgroups.empty()) {
     SLUICE_TRY(ids, kernel_.cgroup_ids({current->compiled.missing_cgroups.begin(), current->compiled.missing_cgroups.end()}));
     if (!ids.empty()) reason = fmt::format("cgroup {} appeared", ids.begin()->first);

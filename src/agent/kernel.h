@@ -41,7 +41,6 @@ struct LoadedCca {
   bool registered = false;  // false: pinned, but the kernel no longer selects it
   uint64_t users = 0;       // sockets and sysctl defaults that hold it, as the kernel counts
   uint64_t memory_bytes = 0;
-  std::vector<std::string> programs;  // "cong_avoid (tag 1a2b..., 812 instructions)"
 
   std::string id() const { return name + "@" + version; }
 };
@@ -150,6 +149,8 @@ class Kernel {
 
   virtual Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() = 0;
   virtual Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) = 0;
+  // Its programs in the kernel: "cubic_cong_avoid: id 812, tag 1a2b3c4d5e6f7081, 640 instructions verified".
+  virtual Result<std::vector<std::string>> cca_programs(const std::string& id) = 0;
 };
 
 }  // namespace sluice::agent

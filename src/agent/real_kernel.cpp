@@ -510,4 +510,11 @@ Result<std::vector<std::pair<std::string, uint64_t>>> RealKernel::cca_counters(c
   return ccas_->counters(id);
 }
 
+Result<std::vector<std::string>> RealKernel::cca_programs(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return std::vector<std::string>{};
+  return ccas_->programs(id);
+}
+
 }  // namespace sluice::agent

@@ -58,6 +58,7 @@ class RealKernel final : public Kernel {
   Result<std::vector<OtherUser>> other_users(const std::string& kernel_name) override;
   Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() override;
   Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) override;
+  Result<std::vector<std::string>> cca_programs(const std::string& id) override;
 
  private:
   RealKernel(RealKernelOptions options, bundle::Bundle policy, std::string cgroup2);

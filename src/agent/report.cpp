@@ -105,7 +105,6 @@ Result<std::vector<v1::Cca>> collect_ccas(Engine& engine, const View& view, cons
     cca.set_origin("bundle");
     cca.set_digest(loaded.digest);
     cca.set_memory_bytes(loaded.memory_bytes);
-    for (const auto& program : loaded.programs) cca.add_programs(program);
     cca.set_state("retiring");
     for (const auto& item : view.compiled.bundles) {
       if (item.ref.text() != loaded.id()) continue;
@@ -240,6 +239,7 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
 
   // What is not as it should be, each with the way out.
   const auto problem = [&](std::string text) { reply.add_problems(std::move(text)); };
+  if (!view->problem.empty()) problem("the stored policy cannot be read, the kernel keeps what it has: " + view->problem);
   if (view->document) {
     if (!observed.policy_loaded)
       problem("the selection pipeline is not in the kernel; `sluice apply` puts it back");
@@ -261,7 +261,7 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
     }
     for (const auto& warning : view->compiled.warnings) problem(warning.message());
   }
-  reply.set_state(!view->document ? "idle" : reply.problems().empty() ? "active" : "degraded");
+  reply.set_state(!reply.problems().empty() ? "degraded" : view->document ? "active" : "idle");
   return reply;
 }
 
@@ -287,7 +287,12 @@ Result<v1::CcasReply> cca_report(Engine& engine, const std::string& name) {
   v1::CcasReply reply;
   for (auto& cca : ccas) {
     const std::string id = cca.version().empty() ? cca.name() : cca.name() + "@" + cca.version();
-    if (name.empty() || name == cca.name() || name == id || name == cca.kernel_name()) *reply.add_ccas() = std::move(cca);
+    if (!name.empty() && name != cca.name() && name != id && name != cca.kernel_name()) continue;
+    if (!name.empty() && cca.origin() == "bundle") {
+      SLUICE_TRY(programs, engine.kernel().cca_programs(id));
+      for (const auto& program : programs) cca.add_programs(program);
+    }
+    *reply.add_ccas() = std::move(cca);
   }
   if (reply.ccas().empty())
     return fail(make_error(Code::kNotFound, fmt::format("this host has no congestion control '{}'", name),

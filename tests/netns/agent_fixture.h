@@ -3,8 +3,8 @@
 // The real agent (sluiced) and CLI (sluice) in the hands of a test, and a world for them to manage: two hosts with addresses of
 // every locality, traffic between them, and the expectation, written by hand, of what each socket must run.
 //
-// The host's default congestion control is the native "cubic" and no policy of these tests selects that: a socket found on it
-// is one that nobody selected. Nothing here reads what the agent says about sockets: the recorder does.
+// The hosts' default congestion control is reno and no policy of these tests selects that: a socket found on it is one that
+// nobody selected. Nothing here reads what the agent says about sockets: the recorder does.
 #pragma once
 
 #include <netinet/in.h>
@@ -27,9 +27,16 @@
 
 namespace sluice::test {
 
+// The CCAs the kernel has registered: /proc/sys/net/ipv4/tcp_available_congestion_control.
+std::set<std::string> available_ccas();
+
 inline constexpr Millis kSoon{20000};
 inline constexpr std::uint16_t kPort = 5000;
-inline const std::string kFallback = "cubic";  // native; what a socket runs that nobody selected
+inline const std::string kFallback = "reno";  // what a socket runs that nobody selected; any namespace may default to it
+inline const std::string kFallbackUse = "kernel:" + kFallback;
+// Native CCAs that policies select.
+inline const std::string kNative = "kernel:cubic";
+inline const std::string kNative2 = available_ccas().contains("bbr") ? "kernel:bbr" : kNative;
 
 // The test program in a mount namespace of its own, with a bpffs of its own.
 class PrivateBpffs : public testing::Environment {
@@ -54,9 +61,9 @@ struct Identity {
   std::uint32_t struct_ops_id = 0;
   bool operator==(const Identity&) const = default;
 };
-using Identities = std::map<std::string, Identity>;  // by the words of a policy: "kernel:reno", "cubic@1.0.0"
+using Identities = std::map<std::string, Identity>;  // by the words of a policy: kNative, "cubic@1.0.0"
 
-// The rules of a policy, as words of the document: "kernel:reno", "cubic@1.0.0". IPv6 goes with its locality.
+// The rules of a policy, as words of the document: kNative, "cubic@1.0.0". IPv6 goes with its locality.
 struct Uses {
   std::string near, far, external, unknown;
   const std::string& of(Where where) const;
@@ -181,8 +188,6 @@ Result<std::string> differences(const Recorder& recorder, const Topology& topolo
 // Established sockets of both hosts.
 Result<std::vector<SocketRecord>> established(const Recorder& recorder, const Topology& topology);
 
-// The CCAs the kernel has registered: /proc/sys/net/ipv4/tcp_available_congestion_control.
-std::set<std::string> available_ccas();
 // Ids of the sockops programs attached to a cgroup.
 Result<std::vector<std::uint32_t>> sockops_programs(const std::string& cgroup);
 

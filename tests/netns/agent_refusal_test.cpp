@@ -27,7 +27,7 @@ const auto* const kBpffs = testing::AddGlobalTestEnvironment(new PrivateBpffs);
 
 const std::string kCubic = "cubic@1.0.0";
 constexpr int kExitState = 78;  // EX_CONFIG
-const Policy kPolicy{.uses = {.near = "kernel:reno", .far = kCubic, .external = "kernel:bbr", .unknown = "kernel:reno"}};
+const Policy kPolicy{.uses = {.near = kNative, .far = kCubic, .external = kNative2, .unknown = kNative}};
 
 class AgentRefusalTest : public testing::Test {
  protected:
@@ -47,7 +47,7 @@ class AgentRefusalTest : public testing::Test {
     ASSERT_NO_FATAL_FAILURE(expect_in_force());
   }
   void expect_in_force() {
-    ASSERT_VALUE(identities, agent_->identities({"kernel:reno", "kernel:bbr", kCubic}));
+    ASSERT_VALUE(identities, agent_->identities({kNative, kNative2, kCubic}));
     ASSERT_VALUE(wrong, differences(*recorder_, *topology_, kPolicy.uses, kCubic, identities));
     EXPECT_EQ(wrong, "");
   }
@@ -192,7 +192,7 @@ TEST_F(AgentRefusalTest, a_full_disk) {
     EXPECT_THAT(refused.text, AllOf(HasSubstr(disk), HasSubstr("free space")));
     ASSERT_VALUE(after, agent.json({"status"}, {0, 3}));
     EXPECT_EQ(after["generation"], before["generation"]);
-    ASSERT_VALUE(identities, agent.identities({"kernel:reno", "kernel:bbr", kCubic}));
+    ASSERT_VALUE(identities, agent.identities({kNative, kNative2, kCubic}));
     ASSERT_VALUE(open, Connections::open(*topology_, 1));
     ASSERT_VALUE(wrong, differences(*recorder_, *topology_, kPolicy.uses, kCubic, identities));
     EXPECT_EQ(wrong, "");
@@ -285,7 +285,7 @@ TEST_F(AgentRefusalTest, an_agent_that_runs_already) {
 TEST_F(AgentRefusalTest, an_agent_that_goes_in_the_middle_of_a_command) {
   ASSERT_NO_FATAL_FAILURE(start_with_policy());
   Policy policy = kPolicy;
-  policy.uses = {.near = kCubic, .far = "kernel:reno", .external = "kernel:reno", .unknown = "kernel:bbr"};
+  policy.uses = {.near = kCubic, .far = kNative, .external = kNative, .unknown = kNative2};
   ASSERT_VALUE(command, agent_->start_cli({"--verbose", "apply", agent_->write_policy(policy.document())}));
   ASSERT_VALUE(line, command.read_line(kSoon));
   EXPECT_THAT(line, HasSubstr("[1/"));
@@ -301,7 +301,7 @@ TEST_F(AgentRefusalTest, an_agent_that_goes_in_the_middle_of_a_command) {
   EXPECT_THAT(gone.text, AllOf(HasSubstr(agent_->socket()), HasSubstr("sluice up")));
 
   ASSERT_OK(agent_->start());
-  ASSERT_VALUE(identities, agent_->identities({"kernel:reno", "kernel:bbr", kCubic}));
+  ASSERT_VALUE(identities, agent_->identities({kNative, kNative2, kCubic}));
   ASSERT_VALUE(unlike_old, differences(*recorder_, *topology_, kPolicy.uses, kCubic, identities));
   ASSERT_VALUE(unlike_new, differences(*recorder_, *topology_, policy.uses, kCubic, identities));
   EXPECT_TRUE(unlike_old.empty() || unlike_new.empty()) << unlike_old << "\n" << unlike_new;

@@ -66,6 +66,7 @@ class SimKernel final : public agent::Kernel {
   Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string&) override {
     return std::vector<std::pair<std::string, uint64_t>>{};
   }
+  Result<std::vector<std::string>> cca_programs(const std::string&) override { return std::vector<std::string>{}; }
 
   // ---- the world ----
   void churn();  // some connections close, some open

@@ -43,7 +43,7 @@ expect "a command without an agent says how to start one" 1 'sluice up' "$bin/sl
 "$bin/sluiced" --state-dir "$tmp/state" --socket "$SLUICE_SOCKET" --metrics off --log-level error &
 agent=$!
 expect "the agent serves" 0 'idle' "$bin/sluice" --wait --timeout 60 status
-expect "apply names the feature and its kernel" 1 'struct_ops-link.*6\.4|6\.4.*struct_ops-link' "$bin/sluice" apply "$tmp/policy.yaml"
+expect "apply names what it needs and since which kernel" 1 'too old.*needs.*Linux 6\.[0-9]+ or newer' "$bin/sluice" apply "$tmp/policy.yaml"
 expect "status: nothing was applied" 0 'idle' "$bin/sluice" status
 expect "explain without a policy" 4 'no policy' "$bin/sluice" explain 10.0.0.1
 expect "sockets without a policy" 4 'no policy' "$bin/sluice" sockets
