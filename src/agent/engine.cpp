@@ -136,11 +136,13 @@ Result<std::vector<CcaSpec>> Engine::specs_for(const policy::Compiled& compiled,
     const bundle::Bundle* found = catalog.find(item.ref.name, item.ref.version);
     SLUICE_ASSERT(found != nullptr);  // policy::check() looked it up in the same catalog
     if (!item.rolled_back && running && *running < found->manifest.kernel_min) {
-      Error error = make_error(Code::kUnsupported, fmt::format("this kernel is {}, too old for it", kernel_.release()),
-                               "use an older version of the bundle, or a newer kernel");
-      error.feature = "bundle " + item.ref.text();
-      error.min_kernel = found->manifest.kernel_min.text();
-      return fail(std::move(error).at(found->object_path()).within("bundle " + item.ref.text()));
+      const std::string oldest = found->manifest.kernel_min.text();
+      Error error = make_error(
+          Code::kUnsupported,
+          fmt::format("bundle {} needs Linux {} or newer, this kernel is {}", item.ref.text(), oldest, kernel_.release()),
+          "use another version of the bundle, or a newer kernel");
+      error.min_kernel = oldest;
+      return fail(std::move(error));
     }
     CcaSpec spec;
     spec.name = item.ref.name;
