@@ -210,7 +210,9 @@ Status PinnedPolicy::attach(const std::string& cgroup) {
   SLUICE_CHECK(detach());  // a link that somebody emptied
   SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
   SLUICE_TRY(folder, open_file(cgroup, O_RDONLY | O_DIRECTORY));
-  SLUICE_TRY(link, bpfio::Link::attach_cgroup(program, folder.get(), bpfio::CgroupHook::kSockOps));
+  SLUICE_TRY(link, bpfio::Link::attach_cgroup(program, folder.get(), bpfio::CgroupHook::kSockOps).map_error([&](Error e) {
+    return std::move(e).at(cgroup);
+  }));
   return pins_.pin(link, kHook);
 }
 
