@@ -176,9 +176,10 @@ Result<v1::MigrateResult> Agent::migrate() {
   return progress.migrated();
 }
 
-Result<v1::DownResult> Agent::down() {
-  SLUICE_TRY(progress, state_->last(&v1::Agent::Stub::Down, v1::DownRequest()));
-  return progress.down();
+Status Agent::down() {
+  SLUICE_CHECK(state_->last(&v1::Agent::Stub::Down, v1::DownRequest()));
+  SLUICE_TRY(status, state_->process->wait(kStopTimeout));
+  return status == 0 ? Status{} : fail(Code::kInternal, "sluiced ended with status {} after `down`", status);
 }
 
 Result<std::vector<v1::Cca>> Agent::ccas() {

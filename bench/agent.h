@@ -58,13 +58,12 @@ class Agent {
   Agent& operator=(Agent&&) = delete;
   ~Agent();
 
-  // SIGKILL, and a new process of the same instance.
-  Status kill();
-  Status resume();
+  Status kill();    // SIGKILL
+  Status resume();  // a new process of the same instance, after kill() or down()
 
   Result<v1::ApplyResult> apply(const std::string& document, bool migrate);
   Result<v1::MigrateResult> migrate();
-  Result<v1::DownResult> down();
+  Status down();  // takes everything back, and with it the agent ends
   Result<std::vector<v1::Cca>> ccas();
   // The struct_ops map that "cubic@1.0.0" is registered with.
   Result<std::uint32_t> map_id(const std::string& bundle);

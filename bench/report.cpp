@@ -122,12 +122,12 @@ Status Report::write_json(const std::string& path) const { return write_file_ato
 
 void Report::print_table(std::FILE* out) const {
   std::vector<const Measurement*> missed;
-  fmt::print(out, "{:<24} {:<44} {:>10} {:<12} {:>12} {:<7} {}\n", "id", "params", "value", "unit", "goal", "", "baseline");
+  fmt::print(out, "{:<24} {:<50} {:>10} {:<12} {:>12} {:<7} {}\n", "id", "params", "value", "unit", "goal", "", "baseline");
   for (const Measurement& m : results_) {
     const auto met = m.met();
     if (met == false) missed.push_back(&m);
     fmt::print(
-        out, "{:<24} {:<44} {:>10} {:<12} {:>12} {:<7} {}\n", m.id, params_text(m.params), m.value ? number(*m.value) : "-",
+        out, "{:<24} {:<50} {:>10} {:<12} {:>12} {:<7} {}\n", m.id, params_text(m.params), m.value ? number(*m.value) : "-",
         m.unit, m.goal ? fmt::format("{} {}", m.goal->op, number(m.goal->value)) : "",
         !met   ? ""
         : *met ? "met"

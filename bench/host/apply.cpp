@@ -39,7 +39,10 @@ Status measure_apply(Run& run) {
       .goal = Goal{"value", "<=", 1000},
       .note = "`sluice apply` from its start to its end: parse, compile, load both bundles, fill, publish, verify"};
   for (int i = 0; i < run.size(9, 3); ++i) {
-    if (i > 0) SLUICE_CHECK(agent.down());
+    if (i > 0) {
+      SLUICE_CHECK(agent.down());
+      SLUICE_CHECK(agent.resume());
+    }
     SLUICE_TRY(ms, agent.timed_command({"apply", file}, kTimeout));
     apply.samples.push_back(ms);
   }

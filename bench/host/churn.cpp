@@ -3,6 +3,7 @@
 // upgrade.fallbacks, kill.fallbacks: connections come and go by the ten thousand while versions are replaced, or while the
 // agent is killed again and again. A fallback is a connection whose congestion control is not ours at any moment the harness
 // looks: at its opening and its end, at both ends, and in the recorder's walks.
+#include <array>
 #include <random>
 #include <set>
 

@@ -20,6 +20,7 @@ namespace sluice::bench {
 namespace {
 
 constexpr int kPerBlock = 100;
+constexpr double kGoal_ns = 1500;
 constexpr std::uint16_t kPort = 6000;
 constexpr test::Millis kTimeout(600000);
 
@@ -117,20 +118,20 @@ Status measure_connect(Run& run) {
   SLUICE_TRY(default_cca, host.sysctl("net.ipv4.tcp_congestion_control"));
 
   for (const auto& [name, q] : {std::pair("p50", 0.5), std::pair("p99", 0.99)}) {
-    const double without = quantile(arms[kWithout], q);
+    const double without = quantile(arms[kWithout], q), with = quantile(arms[kPipeline], q);
+    const double floor = quantile(arms[kFloor], q) - without;
     Measurement overhead{.id = "connect.overhead_ns",
-                         .params = {{"quantile", name},
-                                    {"connections_per_arm", blocks * kPerBlock},
-                                    {"without", default_cca},
-                                    {"with", run.workspace.old_cubic()}},
-                         .value = quantile(arms[kPipeline], q) - without,
+                         .params = {{"quantile", name}, {"connections", blocks * kPerBlock}, {"without", default_cca}},
+                         .value = with - without,
                          .unit = "ns",
                          .baseline = Baseline{"connect_accept_ns", without}};
-    if (q == 0.5) overhead.goal = Goal{"value", "<=", 1500};
+    if (q == 0.5) overhead.goal = Goal{"value", "<=", kGoal_ns};
     overhead.note = fmt::format(
-        "with the pipeline {:.0f} ns, without {:.0f} ns. Floor: {:.0f} ns for a hook that creates the storage "
-        "of the two sockets and does nothing else",
-        quantile(arms[kPipeline], q), without, quantile(arms[kFloor], q) - without);
+        "with the pipeline and {} {:.0f} ns, without {:.0f} ns. A hook that creates the storage of the two sockets and does "
+        "nothing "
+        "else costs {:.0f} ns{}",
+        run.workspace.old_cubic(), with, without, floor,
+        q == 0.5 && floor > kGoal_ns ? ": the floor, and the goal lies below it" : "");
     // One sample a block: the difference of the medians of neighbours in time.
     for (int block = 0; q == 0.5 && block < blocks; ++block) {
       const auto part = [&](Arm arm) {

@@ -41,16 +41,17 @@ Status measure_many_sockets(Run& run);  // migrate.ns_per_socket, memory.bytes_p
 
 // ---- shared by them --------------------------------------------------------------------------------------------------------
 
-// Established connections over loopback, both ends on one host, held by the harness's traffic program.
+// Established connections over loopback, both ends on one host, held by processes of the harness's traffic program: as many as
+// the descriptors of one process make necessary.
 struct HeldConnections {
-  test::Traffic server;
-  test::Traffic client;
+  std::vector<test::Traffic> servers;
+  std::vector<test::Traffic> clients;
   std::uint64_t sockets;  // both ends
 };
 // `period_ms`: between two requests of each connection. At least one request is made.
 Result<HeldConnections> hold_connections(const test::Host& host, std::uint64_t connections, std::uint64_t period_ms);
 
-// Every file that `connections` sockets need, for this process and its children.
+// As many descriptors as this process may have, for it and its children.
 Status raise_descriptor_limit();
 
 std::uint64_t now_ns();         // CLOCK_MONOTONIC

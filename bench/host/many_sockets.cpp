@@ -76,9 +76,7 @@ Status measure_population(Run& run, std::uint64_t sockets, bool largest) {
   SLUICE_TRY(slab_after, slab_bytes());
   if (first.moved < sockets) return fail(Code::kInternal, "the first walk moved {} of {} sockets", first.moved, sockets);
 
-  Measurement migrate{.id = "migrate.ns_per_socket",
-                      .params = {{"sockets", sockets}, {"netns", 1}, {"from", old_cubic}, {"to", new_cubic}},
-                      .unit = "ns"};
+  Measurement migrate{.id = "migrate.ns_per_socket", .params = {{"sockets", sockets}, {"netns", 1}}, .unit = "ns"};
   std::vector<double> wall, bare;
   SLUICE_CHECK(set_args(pins, SL_ITER_OBSERVE, {0, kNobody}));
   for (int i = 0; i < run.size(7, 3); ++i) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
 #include "bpfio/map.h"
 #include "harness/recorder.h"
@@ -19,6 +20,9 @@ using test::Millis;
 using test::Traffic;
 
 constexpr double kRtts = 2;
+constexpr double kBusyShare = 0.99;    // of the connections, before the switch
+constexpr double kSteadyDrift = 0.05;  // of the median srtt, from one look to the next
+constexpr int kSteadyLooksMax = 30;
 constexpr int kListeners = 8;
 constexpr std::uint16_t kPort = 5000;
 constexpr Millis kOpenTimeout(300000);
@@ -32,29 +36,49 @@ struct Busy {
 };
 using BusySockets = std::unordered_map<std::uint64_t, Busy>;  // by cookie
 
-// What the sender's established sockets did between two looks, at least `apart_ns` apart: those that delivered data are busy.
+// Established sockets on this CCA that delivered data between two looks, the second one a round trip of the slowest later.
 Result<BusySockets> busy_sockets(const test::Recorder& recorder, int netns, std::uint32_t struct_ops_id) {
-  BusySockets busy;
+  BusySockets candidates;
   SLUICE_TRY(before, recorder.list(netns));
   const std::uint64_t start = now_ns();
   std::uint64_t rtt_us = 0;
-  for (const auto& socket : before)
-    if (socket.full && socket.state == "ESTABLISHED" && socket.struct_ops_id == struct_ops_id) {
-      busy[socket.cookie].delivered = socket.delivered;
-      rtt_us = std::max<std::uint64_t>(rtt_us, socket.srtt_us);
-    }
-  // One look every so often until each had a round trip's time.
+  for (const auto& socket : before) {
+    if (!socket.full || socket.state != "ESTABLISHED" || socket.struct_ops_id != struct_ops_id) continue;
+    candidates[socket.cookie].delivered = socket.delivered;
+    rtt_us = std::max<std::uint64_t>(rtt_us, socket.srtt_us);
+  }
   for (;;) {
     SLUICE_TRY(now, recorder.list(netns));
     if (now_ns() - start < rtt_us * kNsPerUs) continue;
-    BusySockets kept;
+    BusySockets busy;
     for (const auto& socket : now) {
-      const auto known = busy.find(socket.cookie);
-      if (!socket.full || known == busy.end() || socket.delivered == known->second.delivered) continue;
-      kept[socket.cookie].srtt_us = socket.srtt_us;
+      const auto known = candidates.find(socket.cookie);
+      if (socket.full && known != candidates.end() && socket.delivered != known->second.delivered)
+        busy[socket.cookie].srtt_us = socket.srtt_us;
     }
-    return kept;
+    return busy;
   }
+}
+
+double median_srtt_us(const BusySockets& sockets) {
+  std::vector<double> srtt_us;
+  for (const auto& [cookie, socket] : sockets) srtt_us.push_back(static_cast<double>(socket.srtt_us));
+  return srtt_us.empty() ? 0 : median(std::move(srtt_us));
+}
+
+// The busy sockets once the queue is full: while it fills, round trips grow faster than their smoothed measure follows.
+Result<BusySockets> steady_sockets(const test::Recorder& recorder, int netns, std::uint32_t struct_ops_id,
+                                   std::uint64_t flows) {
+  BusySockets busy;
+  double srtt_us = 0;
+  for (int look = 0; look < kSteadyLooksMax; ++look) {
+    SLUICE_TRY(now, busy_sockets(recorder, netns, struct_ops_id));
+    busy = std::move(now);
+    const double before_us = std::exchange(srtt_us, median_srtt_us(busy));
+    const bool steady = srtt_us < before_us * (1 + kSteadyDrift) && srtt_us > before_us * (1 - kSteadyDrift);
+    if (steady && static_cast<double>(busy.size()) >= kBusyShare * static_cast<double>(flows)) break;
+  }
+  return busy;
 }
 
 // The moment when another generation is published, watched from a thread of its own.
@@ -123,7 +147,7 @@ Status measure_self_moves(Run& run) {
 
   SLUICE_TRY(old_id, agent.map_id(old_cubic));
   SLUICE_TRY(new_id, agent.map_id(new_cubic));
-  SLUICE_TRY(busy, busy_sockets(recorder, sender.netns_fd(), old_id));
+  SLUICE_TRY(busy, steady_sockets(recorder, sender.netns_fd(), old_id, flows));
   if (busy.empty()) return fail(Code::kInternal, "no connection is busy ({})", open);
   SLUICE_TRY(pins, agent.pins());
   SLUICE_TRY(config, pins.map("policy/maps/sl_config"));
