@@ -48,6 +48,22 @@ std::string removal_document(const std::string& native) {
       native);
 }
 
+// Targets of the form kernel:NAME that this kernel does not have: BPF never loads a module, so their connections would stay on
+// whatever they had.
+Status check_natives(const policy::Document& document, const std::vector<std::string>& available) {
+  const auto check = [&](const policy::Target& target, const std::string& where) -> Status {
+    if (!target.native || std::ranges::find(available, target.name) != available.end()) return {};
+    std::string names;
+    for (const auto& name : available) names += (names.empty() ? "" : ", ") + name;
+    return fail(make_error(Code::kNotFound, fmt::format("this kernel has no congestion control '{}'", target.name),
+                           fmt::format("load its module (modprobe tcp_{}), or name one of: {}", target.name, names))
+                    .at(where));
+  };
+  for (const auto& rule : document.rules) SLUICE_CHECK(check(rule.use, document.where(rule.use_mark)));
+  if (document.transitional) SLUICE_CHECK(check(*document.transitional, document.where(document.transitional_mark)));
+  return {};
+}
+
 Error rolled_back_conflict(const std::string& id, const std::string& source) {
   return make_error(Code::kConflict, fmt::format("{} was rolled back on this host", id),
                     "name another version, or insist with --clear-rollbacks")
@@ -337,7 +353,7 @@ Status Engine::run_step(const Step& step, const Prepared& prepared, uint64_t dea
         Error error = make_error(Code::kConflict, "something still uses a CCA that would be removed",
                                  "end these users, then repeat `sluice down`");
         for (const auto& item : outcome.retained)
-          for (const auto& user : item.users()) error.detail += fmt::format("{}: {}\n", item.cca(), user);
+          for (const auto& user : item.users()) error.what += fmt::format("; {}: {}", item.cca(), user);
         return fail(std::move(error));
       }
       return step.kind == StepKind::kDetachHooks ? kernel_.detach_hooks() : kernel_.unload_policy();
@@ -565,6 +581,8 @@ Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const Pro
   target.revision = current->desired.revision + 1;
   if (request.clear_rollbacks()) target.rolled_back.clear();
   SLUICE_TRY(document, policy::parse_document(request.document(), request.source_name()));
+  SLUICE_TRY(available, kernel_.available_ccas());
+  SLUICE_CHECK(check_natives(document, available));
   std::set<std::string> kept;
   for (const auto& use : document.bundles) {
     if (!target.rolled_back.contains(use.ref.text())) continue;
@@ -708,16 +726,14 @@ Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, 
 // done.
 Status Engine::check_other_users() {
   SLUICE_TRY(observed, kernel_.observe());
-  Error error;
+  std::string users;
   for (const auto& cca : observed.ccas) {
-    SLUICE_TRY(users, kernel_.other_users(cca.kernel_name));
-    for (const auto& user : users) error.detail += fmt::format("{}: {}\n", cca.kernel_name, user.text);
+    SLUICE_TRY(others, kernel_.other_users(cca.kernel_name));
+    for (const auto& user : others) users += fmt::format("{}{}: {}", users.empty() ? "" : "; ", cca.kernel_name, user.text);
   }
-  if (error.detail.empty()) return {};
-  error.code = Code::kConflict;
-  error.what = "something still uses a CCA that would be removed: " + error.detail.substr(0, error.detail.size() - 1);
-  error.remedy = "change these settings, then repeat `sluice down`";
-  return fail(std::move(error));
+  if (users.empty()) return {};
+  return fail(make_error(Code::kConflict, "something still uses a CCA that would be removed: " + users,
+                         "change these settings, then repeat `sluice down`"));
 }
 
 Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const ProgressSink& progress) {
@@ -726,6 +742,11 @@ Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const Progre
   const uint64_t start = clock_.monotonic_ns();
   const auto current = view();
   SLUICE_TRY(native, request.move_to().empty() ? kernel_.default_cca() : Result<std::string>(request.move_to()));
+  SLUICE_TRY(available, kernel_.available_ccas());
+  if (std::ranges::find(available, native) == available.end())
+    return fail(make_error(Code::kNotFound,
+                           fmt::format("this kernel has no congestion control '{}' to move sockets to", native),
+                           "`sluice cca list` shows what it has"));
   SLUICE_CHECK(check_other_users());
   SLUICE_TRY(prepared, prepare_removal(native));
   auto outcome = run(prepared, request.timeout_ms(), progress);

@@ -114,6 +114,7 @@ class Kernel {
   // The congestion control of the host where we do not choose: the initial (or own) namespace's sysctl.
   virtual Result<std::string> default_cca() = 0;
   virtual Result<std::vector<std::string>> available_ccas() = 0;
+  virtual Result<std::vector<std::string>> struct_ops_names() = 0;  // those among them that are eBPF, anybody's
 
   // The policy bundle: maps and programs, pinned, attached to nothing.
   virtual Status load_policy() = 0;

@@ -39,6 +39,7 @@ class RealKernel final : public Kernel {
   std::string release() override;
   Result<std::string> default_cca() override;
   Result<std::vector<std::string>> available_ccas() override;
+  Result<std::vector<std::string>> struct_ops_names() override;
   Status load_policy() override;
   Status unload_policy() override;
   Status attach_hooks() override;

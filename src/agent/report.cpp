@@ -276,12 +276,13 @@ Result<v1::CcasReply> cca_report(Engine& engine, const std::string& name) {
   SLUICE_TRY(ccas, collect_ccas(engine, *view, observed, usage));
   // Native ones that nobody runs, so that the list shows what can be chosen.
   SLUICE_TRY(available, engine.kernel().available_ccas());
+  SLUICE_TRY(foreign, engine.kernel().struct_ops_names());
   for (const auto& native : available) {
     if (std::ranges::any_of(ccas, [&](const auto& cca) { return cca.kernel_name() == native; })) continue;
     v1::Cca cca;
     cca.set_name(native);
     cca.set_kernel_name(native);
-    cca.set_origin("native");
+    cca.set_origin(std::ranges::find(foreign, native) != foreign.end() ? "foreign" : "native");
     ccas.push_back(std::move(cca));
   }
   v1::CcasReply reply;
@@ -358,7 +359,10 @@ Status socket_report(Engine& engine, const v1::SocketsRequest& request, const st
     for (const auto& report : reports) {
       if (request.netns_ino() != 0 && report.netns_ino != request.netns_ino()) continue;
       v1::Socket socket = to_proto(report, *view, observed.ccas);
-      if (!request.cca().empty() && request.cca() != socket.cca() && request.cca() != socket.version()) continue;
+      // A kernel name, NAME@VERSION, or NAME for all versions.
+      if (!request.cca().empty() && request.cca() != socket.cca() && request.cca() != socket.version() &&
+          !socket.version().starts_with(request.cca() + "@"))
+        continue;
       if (!request.locality().empty() && request.locality() != socket.locality()) continue;
       *batch.add_sockets() = std::move(socket);
       ++sent;

@@ -41,6 +41,7 @@ class SimKernel final : public agent::Kernel {
   std::string release() override { return "6.18.0-sim"; }
   Result<std::string> default_cca() override { return std::string("bbr"); }
   Result<std::vector<std::string>> available_ccas() override;
+  Result<std::vector<std::string>> struct_ops_names() override { return foreign_ccas; }
   Status load_policy() override;
   Status unload_policy() override;
   Status attach_hooks() override;
