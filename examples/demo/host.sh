@@ -45,8 +45,8 @@ cgroup_gone() {
   echo 1 >"$cgroup/cgroup.kill"
   find "$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null
 }
-# quiet HOST: nothing holds its namespace; what has been closed at both ends goes with it.
-quiet() { ! inside "$1" ss -Htan 2>/dev/null | grep -qvE '^(TIME-WAIT|FIN-WAIT-2)'; }
+# quiet HOST: nothing holds its namespace. Requests, and what only waits for its time to pass, go with it.
+quiet() { ! inside "$1" ss -Htan 2>/dev/null | grep -qE '^(ESTAB|SYN-SENT|FIN-WAIT-1|CLOSE-WAIT|CLOSING|LAST-ACK)'; }
 cleanup() {
   local status=$? host
   trap - EXIT ERR
