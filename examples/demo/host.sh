@@ -45,6 +45,8 @@ cgroup_gone() {
   echo 1 >"$cgroup/cgroup.kill"
   find "$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null
 }
+# Again and again, because an agent of others that looks for network namespaces may just have one of ours open.
+work_gone() { { ! mountpoint --quiet "$work" || umount --recursive "$work"; } && rmdir "$work"; }
 # quiet HOST: nothing holds its namespace. Requests, and what only waits for its time to pass, go with it.
 quiet() { ! inside "$1" ss -Htan 2>/dev/null | grep -qE '^(ESTAB|SYN-SENT|FIN-WAIT-1|CLOSE-WAIT|CLOSING|LAST-ACK)'; }
 cleanup() {
@@ -58,8 +60,7 @@ cleanup() {
   within "$deadline_s" cgroup_gone || status=1
   for host in "${hosts[@]}"; do within "$deadline_s" quiet "$host" || status=1; done
   rm -rf "$bpffs/$instance"-*
-  ! mountpoint --quiet "$work" || umount --recursive "$work"
-  rmdir "$work" || status=1
+  within "$deadline_s" work_gone || status=1
   ((status != 0)) || printf '   Processes, namespaces, cgroups and files of the demonstration are gone too.\n'
   exit "$status"
 }
