@@ -530,7 +530,7 @@ Status Engine::load_policy_in_force(View& view) {
                                             [&](const auto& item) { return item.ref.text() == cca.id() && !item.rolled_back; });
     if (!wanted) view.retained.emplace_back().set_cca(cca.id());
   }
-  view.migration_complete = false;
+  view.migration_unknown = true;
   view.document = std::move(document);
   view.compiled = std::move(compiled);
   return {};
@@ -869,10 +869,11 @@ Result<bool> Engine::maintain() {
     return !outcome.migration.complete() || !outcome.retained.empty();
   }
 
-  if (current->migration_complete && current->retained.empty()) return false;
+  if (current->migration_complete && !current->migration_unknown && current->retained.empty()) return false;
   auto next = std::make_shared<View>(*current);
   SLUICE_TRY(result, migrate_until_done(clock_.monotonic_ns() + uint64_t{options_.migrate_timeout_ms} * kNsPerMs, false));
   next->migration_complete = result.complete();
+  next->migration_unknown = false;
   next->retained.clear();
   for (const auto& item : current->retained) {
     SLUICE_TRY(still, try_retire(item.cca()));

@@ -42,6 +42,7 @@ struct View {
   policy::Compiled compiled;
   std::vector<v1::Retained> retained;  // CCAs that something still uses
   bool migration_complete = true;
+  bool migration_unknown = false;           // the agent was started since; maintain() looks
   std::map<std::string, uint64_t> cgroups;  // ids that the tables were compiled with
   std::string problem;                      // why the stored policy could not be read at start; empty = it could
 };
