@@ -78,7 +78,11 @@ static __always_inline void sl_cca_count(__u32 which)
 /* ---- private state ------------------------------------------------------------------------------------------------------- */
 
 enum sl_core_state {
-	SL_CORE_DETACHED = 1 << 0,	/* sl_sock has another schema: no storage, no policy */
+	/*
+	 * .init has run, and sl_sock has the schema that is known here; else no storage and no policy. Hooks do run before .init, on
+	 * private state of zeroes: a CCA that an application chose before connect() sees the SYN acknowledged.
+	 */
+	SL_CORE_ATTACHED = 1 << 0,
 	SL_CORE_STORED = 1 << 1,	/* the socket has storage, as of .init or the last move of the generation */
 };
 
@@ -395,7 +399,7 @@ static __always_inline bool sl_follow_policy(struct sock *sk, struct sl_core *co
 
 	if (!now || core->generation == (u32)now)
 		return false;
-	if (!sl_self_name[0] || core->state & SL_CORE_DETACHED)
+	if (!sl_self_name[0] || !(core->state & SL_CORE_ATTACHED))
 		return false;
 	return sl_follow_generation(sk, round->sock);
 }
@@ -450,10 +454,10 @@ static __always_inline bool sl_enter(struct sock *sk, struct sl_learned *learned
 		core->end_seq = sl_tcp(sk)->write_seq;
 
 	if (!sl_schema_is(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION)) {
-		core->state |= SL_CORE_DETACHED;
 		sl_cca_count(SL_CCA_SCHEMA_MISMATCH);
 		return false;
 	}
+	core->state |= SL_CORE_ATTACHED;
 	ss = sl_storage(sk);
 	sl_ask_policy(sk, core, ss);
 	if (!ss)
@@ -478,7 +482,7 @@ static __always_inline struct sl_sock *sl_leave(struct sock *sk)
 	/* The socket is being destroyed, or was never connected: there is no next CCA, or nothing was learned. */
 	if (sk->__sk_common.skc_state == BPF_TCP_CLOSE || sk->__sk_common.skc_state == BPF_TCP_LISTEN)
 		return NULL;
-	if (sl_core_of(sk)->state & SL_CORE_DETACHED)
+	if (!(sl_core_of(sk)->state & SL_CORE_ATTACHED))
 		return NULL;
 	/* Nothing but the handshake was acknowledged: a listener's CCA that gives way, or a fallback taken. Nothing was learned. */
 	if (sl_tcp(sk)->delivered <= 1)
