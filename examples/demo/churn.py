@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.parse
 
-TIMEOUT_S = 10
+TIMEOUT_S = 30
 REPORT_EVERY_S = 0.1
 
 

@@ -30,8 +30,8 @@ void add_features(v1::DoctorReply& reply, const DoctorOptions& options) {
     const bpfio::Feature& feature = *result.feature;
     const bool kernel = feature.kind == bpfio::FeatureKind::kKernel;
     const char* verdict = "ok";
-    // The agent does without the iterator over socket storage: it finds sockets through their holders.
-    const bool optional = feature.id == bpfio::FeatureId::kIterSkStorage;
+    // Done without: sockets are found through their holders, and the CCA SDK knows both signatures of cong_control.
+    const bool optional = feature.id == bpfio::FeatureId::kIterSkStorage || feature.id == bpfio::FeatureId::kCongControl4;
     if (result.presence == bpfio::Presence::kAbsent) verdict = optional ? "warning" : "missing";
     if (result.presence == bpfio::Presence::kUnknown) verdict = "unknown";
     std::string what = result.reason;

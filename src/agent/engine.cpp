@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/kernel_version.h"
 #include "base/log.h"
 #include "bundle/sha256.h"
 
@@ -45,6 +46,22 @@ std::string removal_document(const std::string& native) {
       "rules:\n"
       "  - {{name: leave, match: {{}}, use: \"kernel:{}\"}}\n",
       native);
+}
+
+// Targets of the form kernel:NAME that this kernel does not have: BPF never loads a module, so their connections would stay on
+// whatever they had.
+Status check_natives(const policy::Document& document, const std::vector<std::string>& available) {
+  const auto check = [&](const policy::Target& target, const std::string& where) -> Status {
+    if (!target.native || std::ranges::find(available, target.name) != available.end()) return {};
+    std::string names;
+    for (const auto& name : available) names += (names.empty() ? "" : ", ") + name;
+    return fail(make_error(Code::kNotFound, fmt::format("this kernel has no congestion control '{}'", target.name),
+                           fmt::format("load its module (modprobe tcp_{}), or name one of: {}", target.name, names))
+                    .at(where));
+  };
+  for (const auto& rule : document.rules) SLUICE_CHECK(check(rule.use, document.where(rule.use_mark)));
+  if (document.transitional) SLUICE_CHECK(check(*document.transitional, document.where(document.transitional_mark)));
+  return {};
 }
 
 Error rolled_back_conflict(const std::string& id, const std::string& source) {
@@ -130,9 +147,19 @@ Result<policy::Compiled> Engine::compile(const policy::Document& document, const
 
 Result<std::vector<CcaSpec>> Engine::specs_for(const policy::Compiled& compiled, const bundle::Catalog& catalog) {
   std::vector<CcaSpec> specs;
+  const auto running = parse_kernel_version(kernel_.release());
   for (const auto& item : compiled.bundles) {
     const bundle::Bundle* found = catalog.find(item.ref.name, item.ref.version);
     SLUICE_ASSERT(found != nullptr);  // policy::check() looked it up in the same catalog
+    if (!item.rolled_back && running && *running < found->manifest.kernel_min) {
+      const std::string oldest = found->manifest.kernel_min.text();
+      Error error = make_error(
+          Code::kUnsupported,
+          fmt::format("bundle {} needs Linux {} or newer, this kernel is {}", item.ref.text(), oldest, kernel_.release()),
+          "use another version of the bundle, or a newer kernel");
+      error.min_kernel = oldest;
+      return fail(std::move(error));
+    }
     CcaSpec spec;
     spec.name = item.ref.name;
     spec.version = item.ref.version.text();
@@ -326,7 +353,7 @@ Status Engine::run_step(const Step& step, const Prepared& prepared, uint64_t dea
         Error error = make_error(Code::kConflict, "something still uses a CCA that would be removed",
                                  "end these users, then repeat `sluice down`");
         for (const auto& item : outcome.retained)
-          for (const auto& user : item.users()) error.detail += fmt::format("{}: {}\n", item.cca(), user);
+          for (const auto& user : item.users()) error.what += fmt::format("; {}: {}", item.cca(), user);
         return fail(std::move(error));
       }
       return step.kind == StepKind::kDetachHooks ? kernel_.detach_hooks() : kernel_.unload_policy();
@@ -453,6 +480,14 @@ Status Engine::settle() {
   return finish_interrupted(std::move(*open));
 }
 
+Status Engine::load_policy_in_force(View& view) {
+  SLUICE_TRY(document, policy::parse_document(view.desired.document, view.desired.source_name));
+  SLUICE_TRY(compiled, compile(document, catalog_(), view.desired, view.desired.generation));
+  view.document = std::move(document);
+  view.compiled = std::move(compiled);
+  return {};
+}
+
 Status Engine::recover() {
   const std::lock_guard lock(change_mutex_);
   SLUICE_CHECK(settle());
@@ -465,11 +500,16 @@ Status Engine::recover() {
     return {};
   }
   auto fresh = std::make_shared<View>();
-  SLUICE_TRY(document, policy::parse_document(desired.document, desired.source_name));
-  SLUICE_TRY(compiled, compile(document, catalog_(), desired, desired.generation));
   fresh->desired = desired;
-  fresh->document = std::move(document);
-  fresh->compiled = std::move(compiled);
+  if (auto status = load_policy_in_force(*fresh); !status) {
+    // A bundle was removed from the disk, say. What the kernel holds goes on working, and an apply can mend it: serve.
+    fresh = std::make_shared<View>();
+    fresh->desired = desired;
+    fresh->problem = status.error().message();
+    set_view(fresh);
+    event("degraded", "error", "the stored policy cannot be read, the kernel keeps what it has: " + fresh->problem);
+    return {};
+  }
   set_view(fresh);
 
   // Pins do not outlive a reboot: then the policy is put in force anew.
@@ -541,6 +581,8 @@ Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const Pro
   target.revision = current->desired.revision + 1;
   if (request.clear_rollbacks()) target.rolled_back.clear();
   SLUICE_TRY(document, policy::parse_document(request.document(), request.source_name()));
+  SLUICE_TRY(available, kernel_.available_ccas());
+  SLUICE_CHECK(check_natives(document, available));
   std::set<std::string> kept;
   for (const auto& use : document.bundles) {
     if (!target.rolled_back.contains(use.ref.text())) continue;
@@ -684,16 +726,14 @@ Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, 
 // done.
 Status Engine::check_other_users() {
   SLUICE_TRY(observed, kernel_.observe());
-  Error error;
+  std::string users;
   for (const auto& cca : observed.ccas) {
-    SLUICE_TRY(users, kernel_.other_users(cca.kernel_name));
-    for (const auto& user : users) error.detail += fmt::format("{}: {}\n", cca.kernel_name, user.text);
+    SLUICE_TRY(others, kernel_.other_users(cca.kernel_name));
+    for (const auto& user : others) users += fmt::format("{}{}: {}", users.empty() ? "" : "; ", cca.kernel_name, user.text);
   }
-  if (error.detail.empty()) return {};
-  error.code = Code::kConflict;
-  error.what = "something still uses a CCA that would be removed: " + error.detail.substr(0, error.detail.size() - 1);
-  error.remedy = "change these settings, then repeat `sluice down`";
-  return fail(std::move(error));
+  if (users.empty()) return {};
+  return fail(make_error(Code::kConflict, "something still uses a CCA that would be removed: " + users,
+                         "change these settings, then repeat `sluice down`"));
 }
 
 Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const ProgressSink& progress) {
@@ -702,6 +742,11 @@ Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const Progre
   const uint64_t start = clock_.monotonic_ns();
   const auto current = view();
   SLUICE_TRY(native, request.move_to().empty() ? kernel_.default_cca() : Result<std::string>(request.move_to()));
+  SLUICE_TRY(available, kernel_.available_ccas());
+  if (std::ranges::find(available, native) == available.end())
+    return fail(make_error(Code::kNotFound,
+                           fmt::format("this kernel has no congestion control '{}' to move sockets to", native),
+                           "`sluice cca list` shows what it has"));
   SLUICE_CHECK(check_other_users());
   SLUICE_TRY(prepared, prepare_removal(native));
   auto outcome = run(prepared, request.timeout_ms(), progress);
@@ -737,6 +782,8 @@ Result<bool> Engine::maintain() {
     reason = "the sockops program was detached by somebody";
   else if (!observed.policy_loaded)
     reason = "pins of the selection pipeline are missing";
+  else if (!observed.policy_current)
+    reason = "this agent comes with another version of the selection pipeline";
   else if (!current->compiled.missing_cgroups.empty()) {
     SLUICE_TRY(ids, kernel_.cgroup_ids({current->compiled.missing_cgroups.begin(), current->compiled.missing_cgroups.end()}));
     if (!ids.empty()) reason = fmt::format("cgroup {} appeared", ids.begin()->first);

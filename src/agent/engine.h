@@ -41,6 +41,7 @@ struct View {
   policy::Compiled compiled;
   std::vector<v1::Retained> retained;  // CCAs that something still uses
   bool migration_complete = true;
+  std::string problem;  // why the stored policy could not be read at start; empty = it could
 };
 
 class Engine {
@@ -96,6 +97,7 @@ class Engine {
   Result<v1::MigrateResult> migrate_until_done(uint64_t deadline_ns);
   Result<std::optional<v1::Retained>> try_retire(const std::string& id);
   Status check_other_users();
+  Status load_policy_in_force(View& view);  // document and tables of view.desired
   // Ends a transaction that the journal still holds, forward or backward.
   Status settle();
   Status finish_interrupted(Transaction transaction);

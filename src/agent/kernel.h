@@ -41,7 +41,6 @@ struct LoadedCca {
   bool registered = false;  // false: pinned, but the kernel no longer selects it
   uint64_t users = 0;       // sockets and sysctl defaults that hold it, as the kernel counts
   uint64_t memory_bytes = 0;
-  std::vector<std::string> programs;  // "cong_avoid (tag 1a2b..., 812 instructions)"
 
   std::string id() const { return name + "@" + version; }
 };
@@ -115,6 +114,7 @@ class Kernel {
   // The congestion control of the host where we do not choose: the initial (or own) namespace's sysctl.
   virtual Result<std::string> default_cca() = 0;
   virtual Result<std::vector<std::string>> available_ccas() = 0;
+  virtual Result<std::vector<std::string>> struct_ops_names() = 0;  // those among them that are eBPF, anybody's
 
   // The policy bundle: maps and programs, pinned, attached to nothing.
   virtual Status load_policy() = 0;
@@ -150,6 +150,8 @@ class Kernel {
 
   virtual Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() = 0;
   virtual Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) = 0;
+  // Its programs in the kernel: "cubic_cong_avoid: id 812, tag 1a2b3c4d5e6f7081, 640 instructions verified".
+  virtual Result<std::vector<std::string>> cca_programs(const std::string& id) = 0;
 };
 
 }  // namespace sluice::agent

@@ -123,9 +123,10 @@ Result<int> serve(const Options& options) {
   // Signals are read from a descriptor, so that nothing is interrupted half-way.
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  for (const int signal : {SIGTERM, SIGINT}) sigaddset(&signals, signal);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGHUP, SIG_IGN);  // a terminal that closes
   UniqueFd signal_fd(::signalfd(-1, &signals, SFD_CLOEXEC));
   if (!signal_fd.valid()) return fail_errno(errno, "cannot make a signalfd");
 
@@ -148,7 +149,15 @@ Result<int> serve(const Options& options) {
   server_options.socket = socket;
   SLUICE_TRY(server, Server::start(engine, server_options));
   std::unique_ptr<Metrics> metrics;
-  if (!options.metrics.empty() && options.metrics != "off") {
+  if (options.metrics.empty()) {
+    // The default port is a convenience: an agent whose port is taken still serves.
+    if (paths.instance == kDefaultInstance) {
+      if (auto started = Metrics::start(engine, kMetricsDefault))
+        metrics = std::move(*started);
+      else
+        log_warning("no metrics", started.error());
+    }
+  } else if (options.metrics != "off") {
     SLUICE_TRY(started, Metrics::start(engine, options.metrics));
     metrics = std::move(started);
   }
@@ -204,7 +213,6 @@ int main_checked(int argc, char** argv) {
     return app.exit(e) == 0 ? 0 : 2;
   }
   if (options.doctor) return run_doctor(output == "json");
-  if (options.metrics.empty() && options.instance.empty()) options.metrics = kMetricsDefault;
 
   LogOptions log;
   const auto level = parse_log_level(options.log_level);

@@ -5,6 +5,8 @@
 #include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
 
+#include <array>
+#include <map>
 #include <mutex>
 
 #include "base/log.h"
@@ -51,20 +53,27 @@ std::vector<MetricFamily> collect(const v1::StatusReply& status) {
                static_cast<double>(status.generation()));
   families.add("sluice_rolled_back_versions", "Bundle versions replaced by the transitional CCA", MetricType::Gauge,
                status.rolled_back_size());
+  // Summed over namespaces: a host may have thousands, and a label each would be a series each.
+  struct Sum {
+    uint64_t sockets = 0;
+    double cwnd_segments = 0, srtt_us = 0;
+  };
+  std::map<std::array<std::string, 7>, Sum> sums;
   for (const auto& usage : status.usage()) {
-    const Labels labels = {{"cca", usage.cca()},
-                           {"version", usage.version()},
-                           {"map_id", std::to_string(usage.map_id())},
-                           {"netns", std::to_string(usage.netns_ino())},
-                           {"locality", usage.locality()},
-                           {"rule", usage.rule()},
-                           {"listener", usage.listener() ? "1" : "0"},
-                           {"current", usage.current() ? "1" : "0"}};
-    families.add("sluice_sockets", "TCP sockets by what they run", MetricType::Gauge, static_cast<double>(usage.sockets()),
-                 labels);
-    if (usage.listener()) continue;
-    families.add("sluice_cwnd_mean_segments", "Mean congestion window", MetricType::Gauge, usage.cwnd_mean_segments(), labels);
-    families.add("sluice_srtt_mean_us", "Mean smoothed RTT, microseconds", MetricType::Gauge, usage.srtt_mean_us(), labels);
+    Sum& sum = sums[{usage.cca(), usage.version(), std::to_string(usage.map_id()), usage.locality(), usage.rule(),
+                     usage.listener() ? "1" : "0", usage.current() ? "1" : "0"}];
+    sum.sockets += usage.sockets();
+    sum.cwnd_segments += usage.cwnd_mean_segments() * static_cast<double>(usage.sockets());
+    sum.srtt_us += usage.srtt_mean_us() * static_cast<double>(usage.sockets());
+  }
+  for (const auto& [key, sum] : sums) {
+    const Labels labels = {{"cca", key[0]},  {"version", key[1]},  {"map_id", key[2]}, {"locality", key[3]},
+                           {"rule", key[4]}, {"listener", key[5]}, {"current", key[6]}};
+    const auto sockets = static_cast<double>(sum.sockets);
+    families.add("sluice_sockets", "TCP sockets by what they run", MetricType::Gauge, sockets, labels);
+    if (key[5] == "1" || sum.sockets == 0) continue;
+    families.add("sluice_cwnd_mean_segments", "Mean congestion window", MetricType::Gauge, sum.cwnd_segments / sockets, labels);
+    families.add("sluice_srtt_mean_us", "Mean smoothed RTT, microseconds", MetricType::Gauge, sum.srtt_us / sockets, labels);
   }
   for (const auto& counter : status.counters())
     families.add("sluice_policy_events_total", "Events counted by the selection pipeline", MetricType::Counter,

@@ -223,4 +223,18 @@ Result<std::vector<std::pair<std::string, uint64_t>>> PinnedCcas::counters(const
   return list;
 }
 
+// A struct_ops map does not list its programs; those of one object share its counters.
+Result<std::vector<std::string>> PinnedCcas::programs(const std::string& id) const {
+  std::vector<std::string> list;
+  SLUICE_TRY(there, pins_.exists(folder_of(id) + "counters"));
+  if (!there) return list;
+  SLUICE_TRY(map, pins_.map(folder_of(id) + "counters"));
+  SLUICE_TRY(all, bpfio::all_programs());
+  for (const auto& program : all)
+    if (std::ranges::find(program.map_ids, map.info().id) != program.map_ids.end())
+      list.push_back(fmt::format("{}: id {}, tag {}, {} instructions verified", program.name, program.id, program.tag,
+                                 program.verified_insns));
+  return list;
+}
+
 }  // namespace sluice::agent

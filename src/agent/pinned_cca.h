@@ -33,6 +33,7 @@ class PinnedCcas {
   Status retire(const std::string& id);
   Status write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values);
   Result<std::vector<std::pair<std::string, uint64_t>>> counters(const std::string& id) const;
+  Result<std::vector<std::string>> programs(const std::string& id) const;
 
  private:
   Result<std::map<std::string, std::vector<std::string>>> folders() const;  // id -> pins below it

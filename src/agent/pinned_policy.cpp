@@ -18,6 +18,7 @@ namespace {
 constexpr std::string_view kDispatcher = "sl_sockops";
 constexpr std::string_view kIterPrefix = "sl_iter_";
 constexpr std::string_view kStorageIterator = "sl_iter_storage";
+constexpr std::string_view kReplacing = "replacing";  // instead of a digest; sorts after every digest
 constexpr std::string_view kSocketStorage = "sl_sock";
 const std::string kRoot = "policy/";
 const std::string kReady = kRoot + "ready/";
@@ -133,9 +134,14 @@ Status PinnedPolicy::load_fresh(const std::string& digest) {
 }
 
 // An agent of another version: the maps, and with them every decision and every socket's storage, stay; the programs change
-// under the hook in one step.
+// under the hook in one step. Meanwhile the pins are marked as of no version, so that after a crash an agent of either version
+// does this again.
 Status PinnedPolicy::replace_programs(const std::string& digest) {
   SLUICE_TRY(before, pins_.list());
+  const std::string replacing = kReady + std::string(kReplacing);
+  if (std::ranges::find(before, replacing) == before.end()) SLUICE_CHECK(mark_ready(std::string(kReplacing)));
+  for (const auto& pin : before)
+    if (pin.starts_with(kReady) && pin != replacing) SLUICE_CHECK(pins_.unpin(pin));
   for (const auto& pin : before)
     if (pin.starts_with(kIter) || pin.starts_with(kPrograms)) SLUICE_CHECK(pins_.unpin(pin));
   SLUICE_CHECK(load_objects());
@@ -145,9 +151,8 @@ Status PinnedPolicy::replace_programs(const std::string& digest) {
     SLUICE_TRY(dispatcher, pins_.program(kPrograms + std::string(kDispatcher)));
     SLUICE_CHECK(link.update(dispatcher));
   }
-  for (const auto& pin : before)
-    if (pin.starts_with(kReady)) SLUICE_CHECK(pins_.unpin(pin));
-  return mark_ready(digest);
+  SLUICE_CHECK(mark_ready(digest));
+  return pins_.unpin(replacing);
 }
 
 Status PinnedPolicy::mark_ready(const std::string& digest) {
@@ -210,7 +215,9 @@ Status PinnedPolicy::attach(const std::string& cgroup) {
   SLUICE_CHECK(detach());  // a link that somebody emptied
   SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
   SLUICE_TRY(folder, open_file(cgroup, O_RDONLY | O_DIRECTORY));
-  SLUICE_TRY(link, bpfio::Link::attach_cgroup(program, folder.get(), bpfio::CgroupHook::kSockOps));
+  SLUICE_TRY(link, bpfio::Link::attach_cgroup(program, folder.get(), bpfio::CgroupHook::kSockOps).map_error([&](Error e) {
+    return std::move(e).at(cgroup);
+  }));
   return pins_.pin(link, kHook);
 }
 

@@ -175,6 +175,14 @@ Result<Observed> RealKernel::observe() {
 Result<std::string> RealKernel::default_cca() { return read_sysctl(std::string(net::kDefaultCcaSysctl)); }
 Result<std::vector<std::string>> RealKernel::available_ccas() { return bpfio::available_ccas(options_.proc_root); }
 
+Result<std::vector<std::string>> RealKernel::struct_ops_names() {
+  SLUICE_TRY(ccas, bpfio::struct_ops_ccas());
+  std::vector<std::string> names;
+  for (const auto& cca : ccas)
+    if (cca.registered) names.push_back(cca.cca_name);
+  return names;
+}
+
 Status RealKernel::load_policy() {
   const std::lock_guard lock(mutex_);
   for (const auto feature : {bpfio::FeatureId::kBtf, bpfio::FeatureId::kBpffs, bpfio::FeatureId::kCgroup2,
@@ -507,6 +515,13 @@ Result<std::vector<std::pair<std::string, uint64_t>>> RealKernel::cca_counters(c
   SLUICE_TRY(root, pins(false));
   if (root == nullptr) return std::vector<std::pair<std::string, uint64_t>>{};
   return ccas_->counters(id);
+}
+
+Result<std::vector<std::string>> RealKernel::cca_programs(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return std::vector<std::string>{};
+  return ccas_->programs(id);
 }
 
 }  // namespace sluice::agent

@@ -39,6 +39,7 @@ class RealKernel final : public Kernel {
   std::string release() override;
   Result<std::string> default_cca() override;
   Result<std::vector<std::string>> available_ccas() override;
+  Result<std::vector<std::string>> struct_ops_names() override;
   Status load_policy() override;
   Status unload_policy() override;
   Status attach_hooks() override;
@@ -58,6 +59,7 @@ class RealKernel final : public Kernel {
   Result<std::vector<OtherUser>> other_users(const std::string& kernel_name) override;
   Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() override;
   Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) override;
+  Result<std::vector<std::string>> cca_programs(const std::string& id) override;
 
  private:
   RealKernel(RealKernelOptions options, bundle::Bundle policy, std::string cgroup2);

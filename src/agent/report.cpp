@@ -105,7 +105,6 @@ Result<std::vector<v1::Cca>> collect_ccas(Engine& engine, const View& view, cons
     cca.set_origin("bundle");
     cca.set_digest(loaded.digest);
     cca.set_memory_bytes(loaded.memory_bytes);
-    for (const auto& program : loaded.programs) cca.add_programs(program);
     cca.set_state("retiring");
     for (const auto& item : view.compiled.bundles) {
       if (item.ref.text() != loaded.id()) continue;
@@ -238,6 +237,7 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
 
   // What is not as it should be, each with the way out.
   const auto problem = [&](std::string text) { reply.add_problems(std::move(text)); };
+  if (!view->problem.empty()) problem("the stored policy cannot be read, the kernel keeps what it has: " + view->problem);
   if (view->document) {
     if (!observed.policy_loaded)
       problem("the selection pipeline is not in the kernel; `sluice apply` puts it back");
@@ -259,7 +259,7 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
     }
     for (const auto& warning : view->compiled.warnings) problem(warning.message());
   }
-  reply.set_state(!view->document ? "idle" : reply.problems().empty() ? "active" : "degraded");
+  reply.set_state(!reply.problems().empty() ? "degraded" : view->document ? "active" : "idle");
   return reply;
 }
 
@@ -274,18 +274,24 @@ Result<v1::CcasReply> cca_report(Engine& engine, const std::string& name) {
   SLUICE_TRY(ccas, collect_ccas(engine, *view, observed, usage));
   // Native ones that nobody runs, so that the list shows what can be chosen.
   SLUICE_TRY(available, engine.kernel().available_ccas());
+  SLUICE_TRY(foreign, engine.kernel().struct_ops_names());
   for (const auto& native : available) {
     if (std::ranges::any_of(ccas, [&](const auto& cca) { return cca.kernel_name() == native; })) continue;
     v1::Cca cca;
     cca.set_name(native);
     cca.set_kernel_name(native);
-    cca.set_origin("native");
+    cca.set_origin(std::ranges::find(foreign, native) != foreign.end() ? "foreign" : "native");
     ccas.push_back(std::move(cca));
   }
   v1::CcasReply reply;
   for (auto& cca : ccas) {
     const std::string id = cca.version().empty() ? cca.name() : cca.name() + "@" + cca.version();
-    if (name.empty() || name == cca.name() || name == id || name == cca.kernel_name()) *reply.add_ccas() = std::move(cca);
+    if (!name.empty() && name != cca.name() && name != id && name != cca.kernel_name()) continue;
+    if (!name.empty() && cca.origin() == "bundle") {
+      SLUICE_TRY(programs, engine.kernel().cca_programs(id));
+      for (const auto& program : programs) cca.add_programs(program);
+    }
+    *reply.add_ccas() = std::move(cca);
   }
   if (reply.ccas().empty())
     return fail(make_error(Code::kNotFound, fmt::format("this host has no congestion control '{}'", name),
@@ -351,7 +357,10 @@ Status socket_report(Engine& engine, const v1::SocketsRequest& request, const st
     for (const auto& report : reports) {
       if (request.netns_ino() != 0 && report.netns_ino != request.netns_ino()) continue;
       v1::Socket socket = to_proto(report, *view, observed.ccas);
-      if (!request.cca().empty() && request.cca() != socket.cca() && request.cca() != socket.version()) continue;
+      // A kernel name, NAME@VERSION, or NAME for all versions.
+      if (!request.cca().empty() && request.cca() != socket.cca() && request.cca() != socket.version() &&
+          !socket.version().starts_with(request.cca() + "@"))
+        continue;
       if (!request.locality().empty() && request.locality() != socket.locality()) continue;
       *batch.add_sockets() = std::move(socket);
       ++sent;

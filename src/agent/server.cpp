@@ -30,6 +30,7 @@ constexpr auto kShutdownGrace = std::chrono::seconds(2);
 constexpr auto kEventPoll = std::chrono::milliseconds(200);
 constexpr uint32_t kEventsDefault = 100;
 constexpr int kListenBacklog = 64;
+constexpr int kDocumentBytesMax = 64 << 20;  // as much as the policy parser takes
 
 // The cgroup2 path of a process: the line "0::/path" of /proc/PID/cgroup.
 Result<std::string> cgroup_of(const std::string& proc_root, int pid) {
@@ -217,6 +218,7 @@ class Server::Impl {
  private:
   static std::unique_ptr<grpc::Server> build(Service& service) {
     grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(kDocumentBytesMax);
     builder.RegisterService(&service);
     return builder.BuildAndStart();
   }

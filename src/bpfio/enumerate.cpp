@@ -16,6 +16,8 @@ namespace sluice::bpfio {
 namespace {
 
 // Ids are given out in rising order and never reused soon: the walk ends at the newest object of its time or a little later.
+// What goes meanwhile (ENOENT), and a link that somebody is just making (EAGAIN: it has its id, but is not attached yet), is
+// passed over.
 template <class Info, class Describe>
 Result<std::vector<Info>> enumerate(int (*next_id)(__u32, __u32*), const char* kind, Describe describe) {
   std::vector<Info> all;
@@ -27,7 +29,7 @@ Result<std::vector<Info>> enumerate(int (*next_id)(__u32, __u32*), const char* k
     Result<Info> info = describe(id);
     if (info)
       all.push_back(std::move(*info));
-    else if (info.error().code != Code::kNotFound)
+    else if (info.error().code != Code::kNotFound && info.error().sys_errno != EAGAIN)
       return fail(std::move(info).error());
   }
 }

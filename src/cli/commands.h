@@ -28,6 +28,8 @@ Result<int> run_down(Session& session);
 Result<int> run_bundle_lint(Session& session);
 Result<int> run_bundle_show(Session& session);
 Result<int> run_bundle_list(Session& session);
+Result<int> run_bundle_pack(Session& session);
+Result<int> run_bundle_unpack(Session& session);
 Result<int> run_completion(Session& session);
 Result<int> run_version(Session& session);
 

@@ -177,6 +177,22 @@ Result<int> run_bundle_show(Session& session) {
   return kOk;
 }
 
+Result<int> run_bundle_pack(Session& session) {
+  SLUICE_TRY(found, bundle::read_bundle(session.call().text("DIR")));
+  std::string archive = session.call().text("file");
+  if (archive.empty()) archive = fmt::format("{}-{}.tar.zst", found.manifest.name, found.manifest.version.text());
+  SLUICE_CHECK(bundle::pack(found.folder, archive));
+  reply(session, Json{{"bundle", found.manifest.ref()}, {"archive", archive}, {"digest", found.digest}},
+        fmt::format("{} packed into {}\n", found.manifest.ref(), printable(archive)));
+  return kOk;
+}
+
+Result<int> run_bundle_unpack(Session& session) {
+  SLUICE_TRY(found, bundle::unpack(session.call().text("ARCHIVE"), session.call().text("into")));
+  reply(session, bundle_json(found), fmt::format("{} unpacked into {}\n", found.manifest.ref(), printable(found.folder)));
+  return kOk;
+}
+
 Result<int> run_bundle_list(Session& session) {
   const bundle::Catalog all = bundle::Catalog::scan(session.bundle_path());
   Json list = Json::array();

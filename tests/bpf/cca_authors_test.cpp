@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint32_t kOpen = 0, kRecovery = 3;
-constexpr std::size_t kThird = 38;  // RTTs; three of them are twice cubic's K for the window at the loss
+constexpr std::size_t kThird = 38;  // RTTs
 
 // Blocks that begin with "```LANGUAGE file=PATH", by path.
 std::map<std::string, std::string> files_of(const std::string& page) {
@@ -60,32 +60,50 @@ class Authors : public testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
 
-  // The window at the beginning of each RTT between the end of recovery and the end of the trace.
-  static std::vector<double> windows_per_rtt(const Trace& trace) {
+  using Samples = std::optional<std::vector<double>>;
+
+  // The window at the beginning of each RTT after recovery, kThird of them in each third; nothing until so many are there.
+  static Samples by_rtt(const Trace& trace) {
     std::vector<double> windows;
-    const std::uint64_t start = trace.entered(kOpen)->time_ns;
     std::uint32_t end = 0;
     for (const auto& e : trace.events()) {
-      if (e.kind != CCA_TRACE_ACK || e.time_ns < start) continue;
+      if (e.kind != CCA_TRACE_ACK || e.time_ns < trace.entered(kOpen)->time_ns) continue;
       if (!windows.empty() && static_cast<std::int32_t>(e.snd_una - end) < 0) continue;
       windows.push_back(e.cwnd);
       end = e.snd_nxt;
+      if (windows.size() > 3 * kThird) {
+        return std::vector{windows[0], windows[kThird], windows[2 * kThird], windows[3 * kThird]};
+      }
+    }
+    return std::nullopt;
+  }
+  // The window after each third of twice K (C = 20 segments / s^3, beta = 0.7).
+  static Samples by_time(const Trace& trace) {
+    const double k_s = std::cbrt(trace.entered(kRecovery)->prior_cwnd * 0.3 / 20);
+    std::vector<double> windows;
+    for (int third = 0; third <= 3; ++third) {
+      const auto* ack = trace.at(trace.entered(kOpen)->time_ns + static_cast<std::uint64_t>(third * k_s * 2 / 3 * 1e9));
+      if (ack == nullptr) return std::nullopt;
+      windows.push_back(ack->cwnd);
     }
     return windows;
   }
-  // The same path and the same loss for everybody.
-  static std::vector<double> run_over_the_path(Cca& cca, double& kept) {
+  // The same path and the same loss for everybody. `kept`: the part of the window that the loss left.
+  static std::vector<double> run_over_the_path(Cca& cca, Samples (*sample)(const Trace&), double& kept) {
     Path path({.one_way_us = 10000});  // no bottleneck: every RTT takes 20 ms
     path.on_data([](const Packet& p) { return Fate{.drop = p.number == 150}; });
     Trace trace(path);
     Flow flow(path, cca.name());
     flow.start();
-    EXPECT_TRUE(trace.until([&](const auto&) { return trace.entered(kOpen) && windows_per_rtt(trace).size() > 3 * kThird; }));
+    Samples samples;
+    must(trace.until([&](const auto&) {
+      if (trace.entered(kRecovery) && trace.entered(kOpen)) samples = sample(trace);
+      return samples.has_value();
+    }),
+         "a trace long enough");
     const auto loss = *trace.entered(kRecovery);
     kept = static_cast<double>(loss.ssthresh) / loss.prior_cwnd;
-    auto windows = windows_per_rtt(trace);
-    windows.resize(3 * kThird + 1);
-    return windows;
+    return *samples;
   }
 
   fs::path dir_, folder_;
@@ -157,27 +175,25 @@ TEST_F(Authors, ItsWindowIsAStraightLineWhereCubicsIsACurve) {
   cubic.set_params({1, 70, 20000, 1, 0, 30, 16, 3, 16, 2000});
 
   double aimd_kept = 0, cubic_kept = 0;
-  const auto line = run_over_the_path(aimd, aimd_kept);
-  const auto curve = run_over_the_path(cubic, cubic_kept);
+  const auto line = run_over_the_path(aimd, by_rtt, aimd_kept);
+  const auto curve = run_over_the_path(cubic, by_time, cubic_kept);
 
   EXPECT_NEAR(aimd_kept, 0.5, 0.02);
   EXPECT_NEAR(cubic_kept, 0.7, 0.02);
-  // Growth of each third of the trace, in segments per RTT.
-  auto growth = [](const std::vector<double>& w, std::size_t third) {
-    return (w[kThird * (third + 1)] - w[kThird * third]) / kThird;
-  };
-  for (std::size_t third = 0; third < 3; ++third) EXPECT_NEAR(growth(line, third), 2, 0.3) << "third " << third;
-  EXPECT_GT(growth(curve, 0), 2 * std::abs(growth(curve, 1))) << "concave: fast, then flat";
-  EXPECT_GT(growth(curve, 2), 2 * std::abs(growth(curve, 1))) << "convex: flat, then fast";
+  for (std::size_t third = 0; third < 3; ++third)
+    EXPECT_NEAR((line[third + 1] - line[third]) / kThird, 2, 0.3) << "segments per RTT, third " << third;
+  const double first = curve[1] - curve[0], middle = curve[2] - curve[1], last = curve[3] - curve[2];
+  EXPECT_GT(first, 2 * std::abs(middle)) << "concave: fast, then flat";
+  EXPECT_GT(last, 2 * std::abs(middle)) << "convex: flat, then fast";
 }
 
 TEST_F(Authors, ItsParameterCounts) {
   Cca aimd({.file = (folder_ / "aimd.bpf.o").string(), .struct_ops = "aimd", .suffix = "m"});
   aimd.set_params({1, 4, 30});
   double kept = 0;
-  const auto line = run_over_the_path(aimd, kept);
+  const auto line = run_over_the_path(aimd, by_rtt, kept);
   EXPECT_NEAR(kept, 0.7, 0.02);
-  EXPECT_NEAR((line[kThird] - line[0]) / kThird, 4, 0.6);
+  EXPECT_NEAR((line[1] - line[0]) / kThird, 4, 0.6);
 }
 
 }  // namespace

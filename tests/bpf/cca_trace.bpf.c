@@ -12,7 +12,7 @@
 
 #include "cca_trace.h"
 
-char _license[] SEC("license") = "GPL";
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 const volatile __u16 watched_port = 0;
 const volatile __u32 watched_netns = 0;	/* inode number */

@@ -41,6 +41,7 @@ class SimKernel final : public agent::Kernel {
   std::string release() override { return "6.18.0-sim"; }
   Result<std::string> default_cca() override { return std::string("bbr"); }
   Result<std::vector<std::string>> available_ccas() override;
+  Result<std::vector<std::string>> struct_ops_names() override { return foreign_ccas; }
   Status load_policy() override;
   Status unload_policy() override;
   Status attach_hooks() override;
@@ -66,6 +67,7 @@ class SimKernel final : public agent::Kernel {
   Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string&) override {
     return std::vector<std::pair<std::string, uint64_t>>{};
   }
+  Result<std::vector<std::string>> cca_programs(const std::string&) override { return std::vector<std::string>{}; }
 
   // ---- the world ----
   void churn();  // some connections close, some open

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A broken CCA, for the demonstration only: version 3.0.0 of cubic, whose window collapses. Every ACK puts the window to
- * window_segments. The verifier and `sluice bundle lint` have nothing to say about it: it is safe for the kernel, and useless on a
+ * A broken CCA, for the demonstration only: version 3.0.0 of cubic, whose window collapses. The first segment and every ACK
+ * put the window to window_segments. The verifier and `sluice bundle lint` have nothing to say about it: it is safe for the kernel, and useless on a
  * path. Everything else (identity, policy, hand-over) is the SDK's, so that it can be left like any other.
  */
 #include <sluice/bpf/cca.bpf.h>
@@ -46,6 +46,13 @@ SL_CONG_AVOID(sk, ack, acked)
 	collapse(sk);
 }
 
+/* The initial window is set after init: it goes when the first segment does. */
+SL_CWND_EVENT(sk, event)
+{
+	if (event == CA_EVENT_TX_START)
+		collapse(sk);
+}
+
 SL_PKTS_ACKED(sk, sample)
 {
 	struct cubic *ca = sl_priv(sk);
@@ -68,5 +75,6 @@ SL_UNDO_CWND(sk)
 SL_CCA(cubic,
 	.ssthresh = SL_HOOK(ssthresh),
 	.cong_avoid = SL_HOOK(cong_avoid),
+	.cwnd_event = SL_HOOK(cwnd_event),
 	.pkts_acked = SL_HOOK(pkts_acked),
 	.undo_cwnd = SL_HOOK(undo_cwnd));
