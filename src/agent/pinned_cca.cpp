@@ -53,7 +53,6 @@ constexpr std::pair<sl_cca_counter, std::string_view> kCounterNames[] = {
     {SL_CCA_RESCOPED, "rescoped"},
     {SL_CCA_ECN_FALLBACK, "ecn_fallback"},
     {SL_CCA_NO_VERDICT, "no_verdict"},
-    {SL_CCA_NOT_CHOSEN, "not_chosen"},
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Two CCAs as small as the kernel accepts, one of which needs ECN: what the tests of bundle `policy` select. They are given names of
- * the test's own before they are loaded. Their .init asks the policy, as a CCA on the SDK does.
+ * the test's own before they are loaded. Their .init asks the policy, as one on the SDK does for a socket that is moved in.
  */
 #include <sluice/bpf/select.bpf.h>
 

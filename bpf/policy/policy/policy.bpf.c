@@ -17,7 +17,8 @@
  *      NEEDS_ECN           a SYN that offers ECN: does the CCA of this place need it? Then accept, and send the SYN-ACK as ECT.
  *      PASSIVE_ESTABLISHED decide, with ECN known; the child starts with the listener's CCA and without sl_sock. Initial window.
  *   4. The CCA is set by name even where the name already fits: that is how a connection accepted from an old listener gets off a
- *      replaced version of the same name. The kernel makes nothing of it if the CCA is the very same.
+ *      replaced version of the same name. The kernel makes nothing of it if the CCA is the very same. Only ACTIVE_ESTABLISHED leaves
+ *      it out where CONNECT has set that name: who replaces a version migrates afterwards, and finds the socket.
  *   5. No storage is created here: deciding again is cheaper than remembering (docs/design/0004-no-storage-at-connect.md). Where there
  *      is sl_sock from earlier, the decision is written to it.
  *   6. `reply` is written only to say yes to NEEDS_ECN, callback flags never: other programs on the hook see no difference.
@@ -261,10 +262,11 @@ static __always_inline void select_listener(struct bpf_sock_ops *ctx, struct tcp
 SEC("sockops")
 int sl_selector(struct bpf_sock_ops *ctx)
 {
-	bool connecting = ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB;
+	bool connecting = ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB, active;
 	struct sl_selection sel = {}, scope = {};
 	struct sl_choice choice;
 	struct tcp_sock *tp;
+	struct sl_sock *st;
 	const void *before;
 	int result, iw;
 
@@ -294,16 +296,20 @@ int sl_selector(struct bpf_sock_ops *ctx)
 		sl_count(SL_POLICY_ECN_FALLBACK);
 
 	before = tp->inet_conn.icsk_ca_ops;
-	if (sl_switch(ctx, sl_storage(tp), &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
+	active = ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB;
+	st = sl_storage(tp);
+	if (!st && active && is_called(before, choice.cca)) {
+		sl_count(SL_POLICY_KEPT);
+	} else if (sl_switch(ctx, st, &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
 		sl_count(SL_POLICY_SET_FAILED);
 		goto next;
-	}
-	if (before == tp->inet_conn.icsk_ca_ops)
+	} else if (before == tp->inet_conn.icsk_ca_ops) {
 		sl_count(SL_POLICY_KEPT);
-	else
+	} else {
 		sl_count(SL_POLICY_SELECTED);
-	if (before != tp->inet_conn.icsk_ca_ops && ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && !choice.ecn_fallback)
-		sl_count(SL_POLICY_RECONCILED);
+		if (active && !choice.ecn_fallback)
+			sl_count(SL_POLICY_RECONCILED);
+	}
 
 	iw = sel.verdict->init_cwnd_segments;
 	if (iw && !connecting && bpf_setsockopt(ctx, SOL_TCP, TCP_BPF_IW, &iw, sizeof(iw)))

@@ -59,13 +59,20 @@ static __always_inline struct sl_iter_args iter_args(enum sl_iter_kind kind)
 	return args ? *args : (struct sl_iter_args){};
 }
 
+static __always_inline bool is_called(const struct tcp_congestion_ops *ca, const char *name)
+{
+	struct cca_words now = name_of(ca), want = words_of(name);
+
+	return now.word[0] == want.word[0] && now.word[1] == want.word[1];
+}
+
 /* Is this the CCA that is registered as `wanted` now? Names alone cannot tell a replaced version from its successor. */
 static __always_inline bool runs(const struct tcp_congestion_ops *ca, const char *wanted)
 {
-	struct cca_words now = name_of(ca), want = words_of(wanted);
+	struct cca_words want = words_of(wanted);
 	__u32 *id;
 
-	if (now.word[0] != want.word[0] || now.word[1] != want.word[1])
+	if (!is_called(ca, wanted))
 		return false;
 	id = bpf_map_lookup_elem(&sl_cca_ids, &want);
 	return struct_ops_id(ca) == (id ? *id : 0);

@@ -66,7 +66,6 @@ enum sl_cca_counter {
 	SL_CCA_RESCOPED,		/* a new generation chose the same CCA: place and parameters refreshed */
 	SL_CCA_ECN_FALLBACK,		/* the new generation's CCA needs ECN, the connection has none: fallback taken */
 	SL_CCA_NO_VERDICT,		/* the policy had no rule for the socket, or changed underway; asked again next RTT */
-	SL_CCA_NOT_CHOSEN,		/* .init: the policy names another CCA for the socket, or none; global parameters until the next RTT */
 	SL_CCA_COUNTER_OWN = 16,
 	SL_CCA_COUNTER_COUNT = 32,
 };

@@ -22,8 +22,10 @@
  *			return;				 the socket runs another CCA now: its private state is gone
  *	}
  *
- * Policy. .init asks the selection pipeline which parameter set this socket has; the per-RTT point asks again when the generation
- * has moved, and takes other parameters or leaves for another CCA. Between two generations that is one compare per RTT.
+ * Policy. The selection pipeline says which parameter set a socket has. It is asked in .init for a socket that is moved in, at the
+ * first ACK of data for a new connection (before it nothing grows, and connect() need not wait for it), and at the per-RTT point when
+ * the generation has moved: the CCA takes other parameters or leaves for another CCA. Between two generations that is one compare per
+ * RTT. Until it was asked, and where the policy chooses another CCA, sl_param() gives the global set.
  *
  * Storage. A socket has none (sl_sock) unless something has to outlive a CCA or was written by user space; sl_core.state says
  * whether one was seen. It is looked up at the per-RTT point if so, in init, in release and when the generation moves; never per ACK.
@@ -94,7 +96,7 @@ struct sl_core {
 	u32 delivered_ce;
 	u32 lost;
 	u32 rtt_min_us;		/* smallest sample of this RTT; ~0 = none */
-	u32 generation;		/* low bits of the generation that was followed; 0 = none: the policy wants another CCA here */
+	u32 generation;		/* low bits of the generation that was followed; 0 = none so far */
 	u16 params;		/* index in sl_params */
 	u8 log_flags;		/* enum sl_log_flags, of this RTT */
 	u8 state;		/* enum sl_core_state */
@@ -364,9 +366,10 @@ SL_SUBPROG bool sl_follow_generation(struct sock *sk, struct sl_sock *ss)
 	if (sl_is_self(choice.cca)) {
 		if (sl_is_decided(ss))
 			sl_store_choice(ss, &selection, &choice, ss->origin);
+		if (core->generation)
+			sl_cca_count(SL_CCA_RESCOPED);
 		core->params = choice.params;
 		core->generation = selection.generation;
-		sl_cca_count(SL_CCA_RESCOPED);
 		return false;
 	}
 	if (!(entry->flags & SL_GEN_SELF_MIGRATE)) {	/* the iterator's work */
@@ -401,6 +404,9 @@ static __always_inline bool sl_follow_policy(struct sock *sk, struct sl_core *co
 		return false;
 	if (!sl_self_name[0] || !(core->state & SL_CORE_ATTACHED))
 		return false;
+	/* The SYN is being acknowledged: ECN is not known yet, and ACTIVE_ESTABLISHED_CB decides in a moment. */
+	if (sk->__sk_common.skc_state == BPF_TCP_SYN_SENT)
+		return false;
 	return sl_follow_generation(sk, round->sock);
 }
 
@@ -411,13 +417,19 @@ static __always_inline u32 sl_now_ms(void)
 	return (u32)(bpf_ktime_get_ns() / 1000000);
 }
 
-/* Which parameter set the policy gives this socket here. */
+/* Nothing but the handshake was acknowledged: no CCA can have learned anything about the path. */
+static __always_inline bool sl_is_new(const struct sock *sk)
+{
+	return sl_tcp(sk)->delivered <= 1;
+}
+
+/* Which parameter set the policy gives a socket that is moved in. Without an answer the next per-RTT point asks again. */
 static __always_inline void sl_ask_policy(struct sock *sk, struct sl_core *core, struct sl_sock *ss)
 {
 	struct sl_selection selection;
 	struct sl_choice choice;
 
-	if (!sl_self_name[0])
+	if (!sl_self_name[0] || sl_is_new(sk))
 		return;
 	if (sl_is_decided(ss) && ss->generation == sl_generation_now()) {	/* by whoever has just switched it here */
 		core->params = ss->params;
@@ -431,10 +443,8 @@ static __always_inline void sl_ask_policy(struct sock *sk, struct sl_core *core,
 				sl_store_choice(ss, &selection, &choice, ss->origin);
 			core->params = choice.params;
 			core->generation = selection.generation;
-			return;
 		}
 	}
-	sl_cca_count(SL_CCA_NOT_CHOSEN);
 }
 
 /* First half of .init. True: *learned was left by the CCA before. */
@@ -484,8 +494,7 @@ static __always_inline struct sl_sock *sl_leave(struct sock *sk)
 		return NULL;
 	if (!(sl_core_of(sk)->state & SL_CORE_ATTACHED))
 		return NULL;
-	/* Nothing but the handshake was acknowledged: a listener's CCA that gives way, or a fallback taken. Nothing was learned. */
-	if (sl_tcp(sk)->delivered <= 1)
+	if (sl_is_new(sk))
 		return NULL;
 	ss = sl_storage_create(sk);	/* or the one it has */
 	if (!ss)
