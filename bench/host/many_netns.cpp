@@ -21,6 +21,8 @@ constexpr test::Millis kReadyTimeout(30000);
 // A container's one process: three sockets, then nothing until it is killed. Only system calls: it is a fork of a program with
 // threads.
 int contain() {
+  // The program's own descriptors, or each container would hold every other one's namespace.
+  if (::close_range(STDERR_FILENO + 1, ~0U, 0) != 0) return 1;
   const int listener = ::socket(AF_INET, SOCK_STREAM, 0), client = ::socket(AF_INET, SOCK_STREAM, 0);
   ifreq loopback{{"lo"}, {}};
   loopback.ifr_flags = IFF_UP | IFF_RUNNING;

@@ -110,7 +110,7 @@ class SwitchWatch {
 
 Status measure_self_moves(Run& run) {
   const std::uint64_t flows = run.size<std::uint64_t>(10'000, 1'000);
-  const int rate_mbit = run.size(400, 100);
+  const int rate_mbit = run.size(200, 50);
   const auto& [old_cubic, new_cubic] = std::pair(run.workspace.old_cubic(), run.workspace.new_cubic());
   SLUICE_TRY(topology, test::Topology::create(test::pair()));
   const test::Host &sender = topology.host("a"), &receiver = topology.host("b");

@@ -4,7 +4,8 @@
 
     churn.py serve PORT              answers every GET with the CCA of the connection the request came over
     churn.py get FILE WORKERS URL... opens connections to the URLs for ever, WORKERS at a time, and keeps count in FILE:
-                                     {"opened": N, "failed": N, "error": LAST, "ends": {URL: {"client": {CCA: N}, "server": {CCA: N}}}}
+                                     {"opened": N, "failed": N, "error": LAST, "oldest": WHEN, "ends": {URL: {"client": {CCA: N}, "server": {CCA: N}}}}
+                                     `oldest`: when the oldest connection that is not counted yet was begun, in seconds since the epoch
 
 Every request is a connection of its own (HTTP/1.0). FILE is replaced as a whole, so a reader never sees half of it.
 """
@@ -55,26 +56,33 @@ class Counts:
         self.path, self.lock, self.written = path, threading.Lock(), 0.0
         self.opened = self.failed = 0
         self.error = ""
+        self.begun = {}  # worker -> when
         self.ends = collections.defaultdict(lambda: {"client": collections.Counter(), "server": collections.Counter()})
+
+    def begin(self):
+        with self.lock:
+            self.begun[threading.get_ident()] = time.time()
 
     def add(self, url, client, server):
         with self.lock:
             self.opened += 1
             self.ends[url]["client"][client] += 1
             self.ends[url]["server"][server] += 1
-            self.write()
+            self.end()
 
     def fail(self, url, error):
         with self.lock:
             self.failed += 1
             self.error = f"{url}: {error}"
-            self.write()
+            self.end()
 
-    def write(self):
+    def end(self):
+        del self.begun[threading.get_ident()]
         if time.monotonic() - self.written < REPORT_EVERY_S:
             return
         with open(self.path + ".new", "w", encoding="ascii") as out:
-            json.dump({"opened": self.opened, "failed": self.failed, "error": self.error, "ends": self.ends}, out)
+            oldest = min(self.begun.values(), default=time.time())
+            json.dump({"opened": self.opened, "failed": self.failed, "error": self.error, "oldest": oldest, "ends": self.ends}, out)
         os.replace(self.path + ".new", self.path)
         self.written = time.monotonic()
 
@@ -83,6 +91,7 @@ def get(counts, urls):
     for url in urls:
         target = urllib.parse.urlsplit(url)
         connection = http.client.HTTPConnection(target.hostname, target.port, timeout=TIMEOUT_S)
+        counts.begin()
         try:
             connection.connect()
             client = cca_of(connection.sock)

@@ -60,7 +60,7 @@ std::string document(const std::string& state) {
 // ------------------------------------------------------------------------------------------------- steps of a change
 
 struct Target {
-  std::string change;  // "apply", "rollback", "down", "migrate"
+  std::string change;  // "apply", "rollback", "down", "migrate"; "upgrade": apply by an agent with another pipeline
   std::string step;    // as in the journal
   bool operator<(const Target& other) const { return std::tie(change, step) < std::tie(other.change, other.step); }
 };
@@ -88,6 +88,7 @@ const std::vector<Target> kTargets = {
     {"down", "set-sysctl"},
     {"down", "unload-policy"},
     {"migrate", "walk"},
+    {"upgrade", "load-policy"},
 };
 // How a step's line of progress begins.
 const std::map<std::string, std::string> kLines = {
@@ -217,6 +218,16 @@ class AgentChaosTest : public testing::Test {
     ::clock_nanosleep(CLOCK_MONOTONIC, 0, &time, nullptr);
   }
 
+  // The next agent comes with another version of the selection pipeline than this one.
+  void exchange_pipeline() {
+    const std::string other = agent_->dir() + "/bundles/policy";
+    if (fs::exists(other)) {
+      fs::remove_all(other);
+    } else {
+      ASSERT_OK(agent_->copy_bundle("policy/1.0.0", "1.0.1"));
+    }
+  }
+
   // Runs the command and kills the agent around that step; then everything must be old or new.
   void kill_at(const Target& target, const std::string& to) {
     const std::string from = state_;
@@ -231,6 +242,11 @@ class AgentChaosTest : public testing::Test {
       words = {"--verbose", "migrate"};
     } else {
       enter({from, to});
+    }
+    if (target.change == "upgrade") {
+      ASSERT_OK(agent_->kill());
+      ASSERT_NO_FATAL_FAILURE(exchange_pipeline());
+      ASSERT_OK(agent_->start());
     }
     if (target.step == "remove-debris") {
       ASSERT_NO_FATAL_FAILURE(plant_debris());
@@ -267,6 +283,9 @@ class AgentChaosTest : public testing::Test {
       ++kills_;
       ++hits_[{"recovery", "start"}];
     }
+    if (target.change == "upgrade" && random_() % 2 == 0) {
+      ASSERT_NO_FATAL_FAILURE(exchange_pipeline());  // taken back
+    }
     ASSERT_OK(agent_->start());
     if (target.change == "migrate") {
       ASSERT_VALUE(again, agent_->json({"migrate"}));
@@ -282,12 +301,23 @@ class AgentChaosTest : public testing::Test {
         << unlike_old << "unlike " << to << ":\n"
         << unlike_new << "agent's log:\n"
         << agent_->log();
+    if (target.change == "upgrade") {
+      // Whatever mixture of versions the dead one left, an apply makes it whole: walks work again.
+      ASSERT_VALUE(applied, agent_->json(command(to)));
+      ASSERT_VALUE(walked, agent_->json({"migrate"}));
+      EXPECT_TRUE(walked["complete"].get<bool>()) << walked;
+      ASSERT_VALUE(counted, agent_->json({"status"}));
+    }
     state_ = unlike_new.empty() ? to : from;
     enter({state_});
   }
 
   // A start and an end whose change has that step.
   std::pair<std::string, std::string> way(const Target& target) {
+    if (target.change == "upgrade") {
+      const char* state = random_() % 2 == 0 ? "old" : "new";
+      return {state, state};
+    }
     if (target.change == "rollback") return {"new", "rolled-back"};
     if (target.change == "down") return {target.step == "set-sysctl" || random_() % 2 == 0 ? "new" : "old", "none"};
     if (target.step == "load-policy" || target.step == "attach-hooks") return {"none", random_() % 2 == 0 ? "old" : "new"};

@@ -40,6 +40,16 @@ class AgentTest : public testing::Test {
     ASSERT_VALUE(wrong, differences(*recorder_, *topology_, uses, listener, identities));
     EXPECT_EQ(wrong, "");
   }
+  // Reads events, from the first on, until one of that kind tells of that.
+  void await_event(const std::string& kind, const std::string& text) {
+    ASSERT_VALUE(events, agent_->start_cli({"--output", "json", "events", "--follow"}));
+    while (true) {
+      ASSERT_VALUE(line, events.read_line(kSoon));
+      const auto event = nlohmann::json::parse(line, nullptr, false);
+      ASSERT_FALSE(event.is_discarded()) << line;
+      if (event["kind"] == kind && event["message"].get<std::string>().find(text) != std::string::npos) return;
+    }
+  }
   void expect_in_force(const Uses& uses, const std::string& listener = kCubic) { expect_in_force(*agent_, uses, listener); }
 
   Host& a() { return topology_->host("a"); }
@@ -171,6 +181,33 @@ TEST_F(AgentTest, a_killed_agent_changes_nothing_and_finds_everything_again) {
   EXPECT_FALSE(unchanged["changed"].get<bool>());
 }
 
+TEST_F(AgentTest, an_agent_with_another_pipeline_takes_over_under_churn) {
+  ASSERT_VALUE(applied, agent_->apply(kPolicy));
+  ASSERT_VALUE(open, Connections::open(*topology_, 3));
+  Churn churn(*topology_, agent_->dir());
+  ASSERT_OK(churn.start(150));
+  const auto program = [&]() -> std::uint32_t {
+    auto attached = sockops_programs(topology_->cgroup());
+    return attached && attached->size() == 1 ? attached->front() : 0;
+  };
+  const std::uint32_t before = program();
+  ASSERT_NE(before, 0u);
+  ASSERT_OK(agent_->kill());
+  ASSERT_OK(agent_->copy_bundle("policy/1.0.0", "1.0.1"));
+  ASSERT_OK(agent_->start());
+  ASSERT_VALUE(again, agent_->apply(kPolicy));
+  EXPECT_NE(program(), 0u);
+  EXPECT_NE(program(), before);
+  expect_in_force(kPolicy.uses);
+  ASSERT_VALUE(cubic, agent_->identity(kCubic));
+  ASSERT_VALUE(records, churn.stop());
+  const std::set<std::string> names = {cubic.name, kNative.substr(7), kNative2.substr(7)};
+  for (const auto& record : records) EXPECT_TRUE(names.contains(record.cca)) << record.cca << " to " << record.remote;
+  EXPECT_GT(records.size(), 100u);
+  ASSERT_VALUE(status, agent_->json({"status"}));
+  EXPECT_EQ(status["state"], "active") << status["problems"];
+}
+
 TEST_F(AgentTest, upgrade_and_rollback_under_churn_have_no_third_cca) {
   Policy policy = kPolicy;
   policy.uses = {.near = kCubic, .far = kCubic, .external = kCubic, .unknown = kCubic};
@@ -246,9 +283,30 @@ TEST_F(AgentTest, a_route_and_a_namespace_default_keep_a_cca_and_refuse_down) {
 
   ASSERT_OK(b().set_sysctl("net.ipv4.tcp_congestion_control", kFallback));
   ASSERT_VALUE(gone, a().run({"ip", "route", "del", "192.0.2.0/24"}));
+  // Nobody uses it any more: the agent retires it by itself.
+  ASSERT_NO_FATAL_FAILURE(await_event("retired", "unrestricted@1.0.0"));
+  EXPECT_FALSE(available_ccas().contains(ours.name));
+  expect_in_force(kPolicy.uses);
   ASSERT_VALUE(now, agent_->json({"down"}));
   ASSERT_OK(agent_->wait_exit());
-  EXPECT_FALSE(available_ccas().contains(ours.name));
+}
+
+TEST_F(AgentTest, a_program_that_somebody_detached_is_attached_again) {
+  ASSERT_VALUE(applied, agent_->apply(kPolicy));
+  ASSERT_VALUE(cubic, agent_->identity(kCubic));
+  Fd link(::bpf_obj_get((agent_->pin_dir() + "/policy/link/sockops").c_str()));
+  ASSERT_TRUE(link);
+  ASSERT_EQ(::bpf_link_detach(link.get()), 0);
+  ASSERT_VALUE(open, Connections::open(*topology_, 2));  // perhaps unselected
+  ASSERT_NO_FATAL_FAILURE(await_event("repaired", "detached"));
+  ASSERT_OK(open.more(*topology_, 2, {std::begin(kEverywhere), std::end(kEverywhere)}));
+  // Whoever came in the gap was migrated.
+  ASSERT_VALUE(migrated, agent_->json({"migrate"}));
+  expect_in_force(kPolicy.uses);
+  ASSERT_VALUE(status, agent_->json({"status"}));
+  EXPECT_EQ(status["state"], "active") << status["problems"];
+  ASSERT_VALUE(programs, sockops_programs(topology_->cgroup()));
+  EXPECT_EQ(programs.size(), 1u);
 }
 
 TEST_F(AgentTest, a_route_that_locks_its_congctl_is_a_leftover_with_its_reason) {

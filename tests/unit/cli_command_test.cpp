@@ -884,6 +884,15 @@ TEST_F(NoAgent, BundlesAreListedShownAndLinted) {
   EXPECT_EQ(YAML::Load(cli.out())["findings"][0]["severity"].as<std::string>(), "error");
   EXPECT_EQ(cli({"bundle", "lint", folder / "absent"}), kFailed);
 
+  const std::string archive = folder / "aimd.tar.zst", into = folder / "installed";
+  EXPECT_EQ(cli({"bundle", "pack", bundle, "--file", archive}), kOk) << cli.err();
+  EXPECT_EQ(cli({"bundle", "unpack", archive, "--into", into}), kOk) << cli.err();
+  EXPECT_EQ(cli({"bundle", "show", into + "/aimd/1.2.0"}), kOk) << cli.err();
+  EXPECT_EQ(cli({"bundle", "unpack", archive, "--into", into}), kOk) << "the same content again is no conflict";
+  ASSERT_TRUE(write_file_atomic(bundle + "/aimd.o", "another object"));
+  EXPECT_EQ(cli({"bundle", "pack", bundle, "--file", archive}), kOk) << cli.err();
+  EXPECT_EQ(cli({"bundle", "unpack", archive, "--into", into}), kConflict) << "a version never changes";
+
   ASSERT_TRUE(write_file_atomic(bundle + "/bundle.yaml", "name: aimd\nversoin: 1\n"));
   EXPECT_EQ(cli({"bundle", "list"}), kDegraded);
   EXPECT_THAT(cli.err(), HasSubstr("bundle.yaml:"));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * A broken CCA, for the demonstration only: version 3.0.0 of cubic, whose window collapses. The first segment and every ACK
- * put the window to window_segments. The verifier and `sluice bundle lint` have nothing to say about it: it is safe for the kernel, and useless on a
- * path. Everything else (identity, policy, hand-over) is the SDK's, so that it can be left like any other.
+ * put the window to window_segments. The verifier accepts it and `sluice bundle lint` finds no error: it is safe for the
+ * kernel, and useless on a path. Everything else (identity, policy, hand-over) is the SDK's, so that it can be left like any
+ * other CCA.
  */
 #include <sluice/bpf/cca.bpf.h>
 
