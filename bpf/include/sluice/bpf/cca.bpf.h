@@ -459,9 +459,9 @@ static __always_inline bool sl_enter(struct sock *sk, struct sl_learned *learned
 	core->params = 0;
 	core->state = 0;
 	sl_rtt_begin(sk, core);
-	/* snd_nxt is not set before the SYN is built; write_seq is its sequence number already. */
+	/* snd_nxt is not set before the SYN is built; write_seq is its sequence number already. The first RTT ends with data. */
 	if (sk->__sk_common.skc_state == BPF_TCP_SYN_SENT)
-		core->end_seq = sl_tcp(sk)->write_seq;
+		core->end_seq = sl_tcp(sk)->write_seq + 2;
 
 	if (!sl_schema_is(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION)) {
 		sl_cca_count(SL_CCA_SCHEMA_MISMATCH);
