@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/file.h"
 #include "base/kernel_version.h"
 #include "base/log.h"
 #include "bundle/sha256.h"
@@ -97,6 +98,8 @@ void Engine::set_view(const Prepared& prepared, const Outcome& outcome) {
   view->compiled = prepared.compiled;
   view->retained = outcome.retained;
   view->migration_complete = outcome.migration.complete();
+  if (prepared.document)
+    if (auto cgroups = cgroups_of(*prepared.document)) view->cgroups = std::move(*cgroups);
   set_view(std::move(view));
 }
 
@@ -116,8 +119,24 @@ void Engine::event(std::string kind, std::string severity, std::string message) 
   if (auto status = store_.add_event(record); !status) log_warning("an event could not be stored", status.error());
 }
 
-// ---- deciding
-// ------------------------------------------------------------------------------------------------------------------
+// ---- deciding ----
+
+Result<std::map<std::string, uint64_t>> Engine::cgroups_of(const policy::Document& document) {
+  std::vector<std::string> paths;
+  for (const auto& service : document.services) paths.insert(paths.end(), service.cgroups.begin(), service.cgroups.end());
+  return kernel_.cgroup_ids(paths);
+}
+
+bundle::Catalog Engine::catalog_for(const Desired& desired, const Observed& observed) const {
+  bundle::Catalog catalog = catalog_();
+  for (const auto& [id, stored] : desired.bundles) {
+    const auto ref = bundle::parse_bundle_ref(id);
+    if (!ref || (observed.find(id) == nullptr && catalog.find(ref->name, ref->version) != nullptr)) continue;
+    auto manifest = bundle::parse_manifest(stored.manifest, id);
+    if (manifest) catalog.put({std::move(*manifest), stored.folder, stored.digest});
+  }
+  return catalog;
+}
 
 Result<policy::Compiled> Engine::compile(const policy::Document& document, const bundle::Catalog& catalog,
                                          const Desired& desired, uint64_t generation) {
@@ -126,11 +145,18 @@ Result<policy::Compiled> Engine::compile(const policy::Document& document, const
   input.generation = generation;
   input.instance = options_.instance;
   SLUICE_CHECK(policy::check(document, input.manifests));
-  std::vector<std::string> paths;
-  for (const auto& service : document.services) paths.insert(paths.end(), service.cgroups.begin(), service.cgroups.end());
-  SLUICE_TRY(cgroups, kernel_.cgroup_ids(paths));
+  SLUICE_TRY(cgroups, cgroups_of(document));
   input.cgroups = std::move(cgroups);
   SLUICE_TRY(allocation, allocation_from_json(desired.allocation));
+  if (allocation.empty()) {
+    // The state was lost, the kernel was not: what it holds may be in use.
+    SLUICE_TRY(observed, kernel_.observe());
+    for (const auto& cca : observed.ccas) {
+      SLUICE_TRY(ref, bundle::parse_bundle_ref(cca.id()));
+      SLUICE_TRY(entries, kernel_.read_params(cca.id()));
+      allocation[ref] = std::move(entries);
+    }
+  }
   input.in_use = std::move(allocation);
   for (const auto& id : desired.rolled_back) {
     SLUICE_TRY(ref, bundle::parse_bundle_ref(id));
@@ -191,10 +217,21 @@ Result<Engine::Prepared> Engine::prepare(Desired target, const std::string& kind
   const auto current = view();
   Prepared prepared;
   SLUICE_TRY(document, policy::parse_document(target.document, target.source_name));
-  const bundle::Catalog catalog = catalog_();
   SLUICE_TRY(observed, kernel_.observe());
+  // What somebody applies is what lies on the disk now; everything else goes on with what was applied.
+  const bundle::Catalog catalog = kind == "apply" ? catalog_() : catalog_for(target, observed);
   const uint64_t generation = std::max(observed.generation, current->desired.generation) + 1;
   SLUICE_TRY(compiled, compile(document, catalog, target, generation));
+  std::map<std::string, StoredBundle> bundles;
+  for (const auto& item : compiled.bundles) {
+    const bundle::Bundle* found = catalog.find(item.ref.name, item.ref.version);
+    if (const auto stored = target.bundles.find(item.ref.text());
+        stored != target.bundles.end() && stored->second.digest == found->digest)
+      bundles.insert(*stored);
+    else if (auto text = read_file(found->folder + "/bundle.yaml"))
+      bundles[item.ref.text()] = {std::move(*text), found->folder, found->digest};
+  }
+  target.bundles = std::move(bundles);
   SLUICE_TRY(specs, specs_for(compiled, catalog));
   SLUICE_TRY(available, kernel_.available_ccas());
   SLUICE_TRY(sysctls, read_sysctls(compiled, target));
@@ -250,13 +287,12 @@ Result<Engine::Prepared> Engine::prepare_removal(const std::string& native) {
   return prepared;
 }
 
-// ---- doing
-// ---------------------------------------------------------------------------------------------------------------------
+// ---- doing ----
 
 Result<Engine::Outcome> Engine::run(Prepared& prepared, uint32_t timeout_ms, const ProgressSink& progress) {
   Transaction& transaction = prepared.transaction;
   const auto& steps = transaction.steps;
-  const size_t commit = commit_index(steps);
+  const auto commit = commit_index(steps);
   const uint64_t deadline =
       clock_.monotonic_ns() + uint64_t{timeout_ms != 0 ? timeout_ms : options_.migrate_timeout_ms} * kNsPerMs;
 
@@ -271,27 +307,30 @@ Result<Engine::Outcome> Engine::run(Prepared& prepared, uint32_t timeout_ms, con
     line.set_message(steps[i].describe());
     progress(line);
 
-    Status status = store_.started(id, i + 1);
-    transaction.started = i + 1;
+    Status status;
+    if (stopping_)
+      status =
+          fail(make_error(Code::kUnavailable, "the agent is ending", "it is finished or undone when the agent starts again"));
+    if (status) status = store_.started(id, i + 1);
+    if (status) transaction.started = i + 1;
     if (status) status = run_step(steps[i], prepared, deadline, outcome);
     if (status && steps[i].kind == StepKind::kPublish) status = verify(prepared);
     if (status) continue;
 
     Error error = std::move(status).error().within(steps[i].describe());
-    if (i <= commit && !transaction.removes_everything) {
+    if (commit && i <= *commit && !transaction.removes_everything) {
       // Not committed, unless publishing itself is in doubt; the kernel knows.
       const auto observed = kernel_.observe();
       if (!observed || observed->generation != transaction.target.generation) {
         undo(transaction);
-        if (auto ended = store_.finish(id, view()->desired); !ended)
-          log_error("the journal could not be closed", ended.error());
+        if (auto ended = store_.finish(id, view()->desired); !ended) error.within(ended.error().message());
         event(transaction.kind + "-failed", "error", error.message());
         return fail(std::move(error));
       }
     }
     if (transaction.removes_everything && error.code == Code::kConflict) {
       // Somebody uses what was to go. The caller puts the policy before back.
-      if (auto ended = store_.finish(id, view()->desired); !ended) log_error("the journal could not be closed", ended.error());
+      SLUICE_CHECK(store_.finish(id, view()->desired));
       return fail(std::move(error));
     }
     // Committed: the new policy is in force. The journal stays open, so that settle() ends what is left.
@@ -338,7 +377,7 @@ Status Engine::run_step(const Step& step, const Prepared& prepared, uint64_t dea
     case StepKind::kPublish:
       return kernel_.publish(step.number);
     case StepKind::kMigrate: {
-      SLUICE_TRY(migration, migrate_until_done(deadline_ns));
+      SLUICE_TRY(migration, migrate_until_done(deadline_ns, false));
       outcome.migration = std::move(migration);
       return {};
     }
@@ -379,12 +418,12 @@ Status Engine::verify(const Prepared& prepared) {
   return {};
 }
 
-Result<v1::MigrateResult> Engine::migrate_until_done(uint64_t deadline_ns) {
+Result<v1::MigrateResult> Engine::migrate_until_done(uint64_t deadline_ns, bool thorough) {
   const uint64_t start = clock_.monotonic_ns();
   v1::MigrateResult result;
   MigratePass last;
   for (int pass = 0; pass < options_.migrate_passes_max; ++pass) {
-    SLUICE_TRY(done, kernel_.migrate(false));
+    SLUICE_TRY(done, kernel_.migrate(thorough ? Kernel::Pass::kThorough : Kernel::Pass::kQuick));
     result.set_passes(result.passes() + 1);
     result.set_seen(std::max<uint64_t>(result.seen(), done.seen));
     result.set_moved(result.moved() + done.moved);
@@ -393,7 +432,7 @@ Result<v1::MigrateResult> Engine::migrate_until_done(uint64_t deadline_ns) {
     last = std::move(done);
     // A pass that corrected nothing has seen everything in place but what it cannot move.
     if (last.moved == 0 && last.rescoped == 0) break;
-    if (clock_.monotonic_ns() >= deadline_ns) break;
+    if (clock_.monotonic_ns() >= deadline_ns || stopping_) break;
   }
   result.set_failed(last.failed);
   result.set_complete(last.left_total == 0);
@@ -423,8 +462,8 @@ Result<std::optional<v1::Retained>> Engine::try_retire(const std::string& id) {
   }
   v1::Retained retained;
   retained.set_cca(id);
-  SLUICE_TRY(others, kernel_.other_users(loaded->kernel_name));
-  for (const auto& user : others) retained.add_users(user.text);
+  SLUICE_TRY(others, kernel_.other_users());
+  for (const auto& user : others[loaded->kernel_name]) retained.add_users(user.text);
   if (loaded->users > 0) {
     // The kernel counts users in one number; who they are takes a walk.
     SLUICE_TRY(usage, kernel_.usage());
@@ -471,8 +510,7 @@ Status Engine::undo_step(const Step& step) {
   }
 }
 
-// ---- after a crash
-// -------------------------------------------------------------------------------------------------------------
+// ---- after a crash ----
 
 Status Engine::settle() {
   SLUICE_TRY(open, store_.open_transaction());
@@ -482,35 +520,47 @@ Status Engine::settle() {
 
 Status Engine::load_policy_in_force(View& view) {
   SLUICE_TRY(document, policy::parse_document(view.desired.document, view.desired.source_name));
-  SLUICE_TRY(compiled, compile(document, catalog_(), view.desired, view.desired.generation));
+  SLUICE_TRY(observed, kernel_.observe());
+  SLUICE_TRY(compiled, compile(document, catalog_for(view.desired, observed), view.desired, view.desired.generation));
+  SLUICE_TRY(cgroups, cgroups_of(document));
+  view.cgroups = std::move(cgroups);
+  // What was retained, or not moved, when the predecessor ended is found again by maintain().
+  for (const auto& cca : observed.ccas) {
+    const bool wanted = std::ranges::any_of(compiled.bundles,
+                                            [&](const auto& item) { return item.ref.text() == cca.id() && !item.rolled_back; });
+    if (!wanted) view.retained.emplace_back().set_cca(cca.id());
+  }
+  view.migration_complete = false;
   view.document = std::move(document);
   view.compiled = std::move(compiled);
   return {};
 }
 
+// Never a reason not to serve: what the kernel holds goes on working, and `status`, `apply` and `down` are how it is mended.
 Status Engine::recover() {
   const std::lock_guard lock(change_mutex_);
-  SLUICE_CHECK(settle());
-
   SLUICE_TRY(desired, store_.desired());
-  if (desired.document.empty()) {
-    auto view = std::make_shared<View>();
-    view->desired = std::move(desired);
-    set_view(std::move(view));
-    return {};
+  Status status = settle();
+  if (status) {
+    SLUICE_TRY(settled, store_.desired());
+    desired = std::move(settled);
+    status = take_up(desired);
   }
+  if (status) return {};
+  auto view = std::make_shared<View>();
+  view->desired = std::move(desired);
+  view->problem = status.error().message();
+  set_view(view);
+  event("degraded", "error", "the stored policy could not be taken up, the kernel keeps what it has: " + view->problem);
+  return {};
+}
+
+Status Engine::take_up(const Desired& desired) {
   auto fresh = std::make_shared<View>();
   fresh->desired = desired;
-  if (auto status = load_policy_in_force(*fresh); !status) {
-    // A bundle was removed from the disk, say. What the kernel holds goes on working, and an apply can mend it: serve.
-    fresh = std::make_shared<View>();
-    fresh->desired = desired;
-    fresh->problem = status.error().message();
-    set_view(fresh);
-    event("degraded", "error", "the stored policy cannot be read, the kernel keeps what it has: " + fresh->problem);
-    return {};
-  }
+  if (!desired.document.empty()) SLUICE_CHECK(load_policy_in_force(*fresh));
   set_view(fresh);
+  if (desired.document.empty()) return {};
 
   // Pins do not outlive a reboot: then the policy is put in force anew.
   SLUICE_TRY(observed, kernel_.observe());
@@ -540,13 +590,15 @@ Status Engine::finish_interrupted(Transaction transaction) {
   prepared.transaction = transaction;
   if (!transaction.removes_everything) {
     SLUICE_TRY(document, policy::parse_document(transaction.target.document, transaction.target.source_name));
-    SLUICE_TRY(compiled, compile(document, catalog_(), transaction.target, transaction.target.generation));
+    SLUICE_TRY(compiled,
+               compile(document, catalog_for(transaction.target, observed), transaction.target, transaction.target.generation));
     prepared.document = std::move(document);
     prepared.compiled = std::move(compiled);
     set_view(prepared, outcome);
   }
   const uint64_t deadline = clock_.monotonic_ns() + uint64_t{options_.migrate_timeout_ms} * kNsPerMs;
-  for (size_t i = commit_index(transaction.steps) + 1; i < transaction.steps.size(); ++i) {
+  const auto commit = commit_index(transaction.steps);
+  for (size_t i = commit ? *commit + 1 : 0; i < transaction.steps.size(); ++i) {
     const Step& step = transaction.steps[i];
     if (step.kind == StepKind::kMigrate && !observed.policy_loaded) continue;  // a removal that had come as far as this
     SLUICE_CHECK(store_.started(transaction.id, i + 1));
@@ -567,18 +619,11 @@ Status Engine::finish_interrupted(Transaction transaction) {
   return {};
 }
 
-// ---- the commands
-// --------------------------------------------------------------------------------------------------------------
+// ---- the commands ----
 
-Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const ProgressSink& progress) {
-  const std::lock_guard lock(change_mutex_);
-  SLUICE_CHECK(settle());
-  const uint64_t start = clock_.monotonic_ns();
+// What apply() asks of a document beyond what it says by itself; fills target.rolled_back.
+Status Engine::check_request(const v1::ApplyRequest& request, Desired& target) {
   const auto current = view();
-  Desired target = current->desired;
-  target.document = request.document();
-  target.source_name = request.source_name();
-  target.revision = current->desired.revision + 1;
   if (request.clear_rollbacks()) target.rolled_back.clear();
   SLUICE_TRY(document, policy::parse_document(request.document(), request.source_name()));
   SLUICE_TRY(available, kernel_.available_ccas());
@@ -591,8 +636,20 @@ Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const Pro
       return fail(rolled_back_conflict(use.ref.text(), document.where(use.mark)));
     kept.insert(use.ref.text());
   }
-  target.rolled_back = kept;
+  target.rolled_back = std::move(kept);
+  return {};
+}
 
+Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const ProgressSink& progress) {
+  const std::lock_guard lock(change_mutex_);
+  SLUICE_CHECK(settle());
+  const uint64_t start = clock_.monotonic_ns();
+  const auto current = view();
+  Desired target = current->desired;
+  target.document = request.document();
+  target.source_name = request.source_name();
+  target.revision = current->desired.revision + 1;
+  SLUICE_CHECK(check_request(request, target));
   SLUICE_TRY(prepared, prepare(target, "apply", !request.no_migrate(), false));
   v1::ApplyResult result;
   for (const auto& warning : prepared.compiled.warnings) result.add_warnings(warning.message());
@@ -616,13 +673,13 @@ Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const Pro
   return result;
 }
 
+// Reads only: needs no lock against changes.
 Result<v1::DiffReply> Engine::diff(const v1::ApplyRequest& request) {
-  const std::lock_guard lock(change_mutex_);
   const auto current = view();
   Desired target = current->desired;
   target.document = request.document();
   target.source_name = request.source_name();
-  if (request.clear_rollbacks()) target.rolled_back.clear();
+  SLUICE_CHECK(check_request(request, target));
   SLUICE_TRY(prepared, prepare(target, "apply", !request.no_migrate(), false));
   v1::DiffReply reply;
   for (const auto& change : policy::diff(current->document ? &*current->document : nullptr, *prepared.document))
@@ -649,7 +706,7 @@ Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, con
   progress(line);
   if (request.dry_run()) {
     const uint64_t start = clock_.monotonic_ns();
-    SLUICE_TRY(pass, kernel_.migrate(true));
+    SLUICE_TRY(pass, kernel_.migrate(Kernel::Pass::kDryRun));
     v1::MigrateResult result;
     result.set_seen(pass.seen);
     result.set_moved(pass.moved);
@@ -661,7 +718,7 @@ Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, con
     return result;
   }
   const uint32_t timeout = request.timeout_ms() != 0 ? request.timeout_ms() : options_.migrate_timeout_ms;
-  SLUICE_TRY(result, migrate_until_done(clock_.monotonic_ns() + uint64_t{timeout} * kNsPerMs));
+  SLUICE_TRY(result, migrate_until_done(clock_.monotonic_ns() + uint64_t{timeout} * kNsPerMs, true));
   auto next = std::make_shared<View>(*view());
   next->migration_complete = result.complete();
   set_view(std::move(next));
@@ -678,16 +735,26 @@ Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, 
   const auto current = view();
   if (!current->document) return fail(make_error(Code::kConflict, "no policy is in force", "nothing can be rolled back"));
 
-  // NAME@VERSION as given; NAME alone and nothing at all mean the newest version that connections can get and that is not
-  // itself the target of rollbacks.
+  // NAME@VERSION as given; NAME alone and nothing at all mean the newest version that rules select and that is not itself what
+  // rollbacks end on.
   std::string target_id;
+  std::set<std::string> names;
   for (const auto& item : current->compiled.bundles) {
     const std::string id = item.ref.text();
     if (item.rolled_back) continue;
-    const bool named = request.target().empty() ? item.ref.text() != current->compiled.transitional
-                                                : request.target() == id || request.target() == item.ref.name;
-    if (!named || (request.target().find('@') == std::string::npos && id == current->compiled.transitional)) continue;
+    if (request.target() == id) {
+      target_id = id;
+      break;
+    }
+    if (!item.selected || id == current->compiled.transitional) continue;
+    if (!request.target().empty() && request.target() != item.ref.name) continue;
+    names.insert(item.ref.name);
     if (target_id.empty() || *bundle::parse_bundle_ref(target_id) < item.ref) target_id = id;
+  }
+  if (names.size() > 1) {
+    std::string list;
+    for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
+    return fail(make_error(Code::kInvalid, "several bundles could be meant: " + list, "name one: `sluice rollback NAME`"));
   }
   if (target_id.empty()) {
     return fail(make_error(Code::kNotFound,
@@ -727,9 +794,10 @@ Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, 
 Status Engine::check_other_users() {
   SLUICE_TRY(observed, kernel_.observe());
   std::string users;
+  SLUICE_TRY(others, kernel_.other_users());
   for (const auto& cca : observed.ccas) {
-    SLUICE_TRY(others, kernel_.other_users(cca.kernel_name));
-    for (const auto& user : others) users += fmt::format("{}{}: {}", users.empty() ? "" : "; ", cca.kernel_name, user.text);
+    for (const auto& user : others[cca.kernel_name])
+      users += fmt::format("{}{}: {}", users.empty() ? "" : "; ", cca.kernel_name, user.text);
   }
   if (users.empty()) return {};
   return fail(make_error(Code::kConflict, "something still uses a CCA that would be removed: " + users,
@@ -777,16 +845,22 @@ Result<bool> Engine::maintain() {
   if (!current->document) return false;
 
   SLUICE_TRY(observed, kernel_.observe());
+  SLUICE_TRY(cgroups, cgroups_of(*current->document));
   std::string reason;
-  if (!observed.hooks_attached)
-    reason = "the sockops program was detached by somebody";
-  else if (!observed.policy_loaded)
+  if (!observed.policy_loaded) {
     reason = "pins of the selection pipeline are missing";
-  else if (!observed.policy_current)
+  } else if (!observed.policy_current) {
     reason = "this agent comes with another version of the selection pipeline";
-  else if (!current->compiled.missing_cgroups.empty()) {
-    SLUICE_TRY(ids, kernel_.cgroup_ids({current->compiled.missing_cgroups.begin(), current->compiled.missing_cgroups.end()}));
-    if (!ids.empty()) reason = fmt::format("cgroup {} appeared", ids.begin()->first);
+  } else if (!observed.hooks_attached) {
+    reason = "the sockops program was detached by somebody";
+  } else if (cgroups != current->cgroups) {
+    reason = "a cgroup that a service names came, went or was made anew";
+  } else {
+    for (const auto& item : current->compiled.bundles) {
+      const LoadedCca* loaded = observed.find(item.ref.text());
+      if (!item.rolled_back && (loaded == nullptr || !loaded->registered))
+        reason = item.ref.text() + " was unregistered by somebody";
+    }
   }
   if (!reason.empty()) {
     event("repaired", "warning", reason + ": putting the policy in force again");
@@ -797,7 +871,7 @@ Result<bool> Engine::maintain() {
 
   if (current->migration_complete && current->retained.empty()) return false;
   auto next = std::make_shared<View>(*current);
-  SLUICE_TRY(result, migrate_until_done(clock_.monotonic_ns() + uint64_t{options_.migrate_timeout_ms} * kNsPerMs));
+  SLUICE_TRY(result, migrate_until_done(clock_.monotonic_ns() + uint64_t{options_.migrate_timeout_ms} * kNsPerMs, false));
   next->migration_complete = result.complete();
   next->retained.clear();
   for (const auto& item : current->retained) {

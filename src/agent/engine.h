@@ -9,6 +9,7 @@
 // Thread-safe: changes exclude each other; reports run beside them on the last complete view.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -41,7 +42,8 @@ struct View {
   policy::Compiled compiled;
   std::vector<v1::Retained> retained;  // CCAs that something still uses
   bool migration_complete = true;
-  std::string problem;  // why the stored policy could not be read at start; empty = it could
+  std::map<std::string, uint64_t> cgroups;  // ids that the tables were compiled with
+  std::string problem;                      // why the stored policy could not be read at start; empty = it could
 };
 
 class Engine {
@@ -59,6 +61,9 @@ class Engine {
   Result<v1::MigrateResult> migrate(const v1::MigrateRequest& request, const ProgressSink& progress);
   Result<v1::RollbackResult> rollback(const v1::RollbackRequest& request, const ProgressSink& progress);
   Result<v1::DownResult> down(const v1::DownRequest& request, const ProgressSink& progress);
+
+  // Asks a change under way to end between two steps, and lets no other begin: the process is about to end.
+  void stop() { stopping_ = true; }
 
   // Periodic work: retires CCAs whose last user left, moves stragglers, repairs what somebody detached, notices cgroups that
   // appeared. Returns true when something is still pending.
@@ -94,7 +99,8 @@ class Engine {
   void undo(const Transaction& transaction);
   Status undo_step(const Step& step);
   Status verify(const Prepared& prepared);
-  Result<v1::MigrateResult> migrate_until_done(uint64_t deadline_ns);
+  Result<v1::MigrateResult> migrate_until_done(uint64_t deadline_ns, bool thorough);
+  Status take_up(const Desired& desired);
   Result<std::optional<v1::Retained>> try_retire(const std::string& id);
   Status check_other_users();
   Status load_policy_in_force(View& view);  // document and tables of view.desired
@@ -104,6 +110,10 @@ class Engine {
   Result<std::map<std::string, std::string>> read_sysctls(const policy::Compiled& compiled, const Desired& desired);
   Result<policy::Compiled> compile(const policy::Document& document, const bundle::Catalog& catalog, const Desired& desired,
                                    uint64_t generation);
+  Result<std::map<std::string, uint64_t>> cgroups_of(const policy::Document& document);
+  // Bundles on disk; those of `desired` that the kernel holds, or that the disk has lost, as they were when applied.
+  bundle::Catalog catalog_for(const Desired& desired, const Observed& observed) const;
+  Status check_request(const v1::ApplyRequest& request, Desired& target);
   Result<std::vector<CcaSpec>> specs_for(const policy::Compiled& compiled, const bundle::Catalog& catalog);
   void set_view(std::shared_ptr<const View> view);
   void set_view(const Prepared& prepared, const Outcome& outcome);
@@ -115,6 +125,7 @@ class Engine {
   EngineOptions options_;
 
   std::mutex change_mutex_;
+  std::atomic<bool> stopping_ = false;
   mutable std::mutex view_mutex_;
   std::shared_ptr<const View> view_;
 };

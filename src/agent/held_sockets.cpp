@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include "agent/held_sockets.h"
 
+#include <sys/socket.h>
+
 #include <cerrno>
 #include <cstring>
 
@@ -10,6 +12,7 @@
 namespace sluice::agent {
 namespace {
 
+constexpr uint8_t kSynSent = 2;  // TCP_SYN_SENT
 constexpr uint8_t kListen = 10;  // TCP_LISTEN
 constexpr uint8_t kEcnOk = 1;    // TCP_ECN_OK
 constexpr int kCgroupLevels = 16;
@@ -106,6 +109,7 @@ Result<uint32_t> HeldSockets::service_of(const sl_report& socket) const {
   if ((generation_.flags & SL_GEN_CGROUPS) != 0 && socket.cgroup_id != 0) {
     // The folder and those above it; entries of an ancestor hold the smallest id already.
     auto path = net::cgroup_path(cgroup2_, socket.cgroup_id);
+    if (!path && path.error().code != Code::kNotFound) return tl::unexpected<Error>(std::move(path).error());
     uint64_t id = socket.cgroup_id;
     for (int level = 0; level < kCgroupLevels; ++level) {
       SLUICE_TRY(found, services_.find({SL_SERVICE_CGROUP, 0, id}));
@@ -138,7 +142,8 @@ Result<HeldSockets::Choice> HeldSockets::choose(const sl_report& socket) const {
   }
   SLUICE_TRY(verdict, rules_.lookup({service, choice.scope.place_class}));
   choice.scope.rule_id = verdict.rule_id;
-  const bool fallback = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && (socket.ecn & kEcnOk) == 0;
+  // Before the handshake is over ECN is not known: the CCA asks for it in the SYN.
+  const bool fallback = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && socket.state != kSynSent && (socket.ecn & kEcnOk) == 0;
   choice.cca = fallback ? text_of(verdict.fallback) : text_of(verdict.cca);
   choice.scope.params = fallback ? verdict.fallback_params : verdict.params;
   if (fallback) choice.scope.flags = SL_SOCK_ECN_FALLBACK;
@@ -158,6 +163,11 @@ Result<sl_outcome> HeldSockets::correct(const sl_file& file, bool dry_run, int& 
   if (dry_run) return right ? SL_OUTCOME_RESCOPED : SL_OUTCOME_MOVED;
 
   SLUICE_TRY(fd, net::fd_of_process(static_cast<pid_t>(file.pid), static_cast<int>(file.fd)));
+  // The number may have been given to another file since it was listed.
+  uint64_t cookie = 0;
+  socklen_t size = sizeof cookie;
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0 || cookie != socket.cookie)
+    return fail(Code::kNotFound, "descriptor {} of process {} is another file now", file.fd, file.pid);
   SLUICE_TRY(now, storage_.find(fd.get()));
   const bool stored = now && now->origin != SL_ORIGIN_NONE;
   if (right && !stored) return SL_OUTCOME_CURRENT;

@@ -128,6 +128,8 @@ class Kernel {
   virtual Status retire_cca(const std::string& id) = 0;
   // Removes half-loaded leftovers (Observed::debris).
   virtual Status remove_debris() = 0;
+  // Entries of sl_params that were ever written.
+  virtual Result<std::map<uint32_t, std::map<std::string, uint64_t>>> read_params(const std::string& id) = 0;
   virtual Status write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values) = 0;
 
   // Fills the slot of compiled.generation.generation; readers see nothing of it until publish().
@@ -141,12 +143,14 @@ class Kernel {
   virtual Result<std::map<std::string, uint64_t>> cgroup_ids(const std::vector<std::string>& paths) = 0;
 
   // One pass over every socket of every namespace in our scope: sockets whose CCA or scope is not what the published
-  // generation wants are corrected. `dry_run` only counts.
-  virtual Result<MigratePass> migrate(bool dry_run) = 0;
+  // generation wants are corrected. A thorough pass also searches for sockets that no process holds, in each namespace.
+  enum class Pass { kQuick, kThorough, kDryRun };
+  virtual Result<MigratePass> migrate(Pass pass) = 0;
   virtual Result<std::vector<UsageCount>> usage() = 0;
   // Calls `sink` with batches; returning false ends the walk.
   virtual Status sockets(const std::function<bool(std::vector<SocketReport>&&)>& sink) = 0;
-  virtual Result<std::vector<OtherUser>> other_users(const std::string& kernel_name) = 0;
+  // CCA name -> its users, of all CCAs: one look at every namespace's default and routes.
+  virtual Result<std::map<std::string, std::vector<OtherUser>>> other_users() = 0;
 
   virtual Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() = 0;
   virtual Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) = 0;

@@ -5,15 +5,19 @@
 #include <grp.h>
 #include <poll.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <ctime>
 #include <iostream>
+#include <mutex>
+#include <thread>
 
 #include "agent/doctor.h"
 #include "agent/engine.h"
@@ -33,7 +37,9 @@ namespace {
 constexpr char kVersion[] = SLUICE_VERSION;
 constexpr char kMetricsDefault[] = "127.0.0.1:9620";
 constexpr int kExitState = 78;  // EX_CONFIG: systemd must not restart into the same corrupt state
-constexpr auto kMaintainEvery = std::chrono::seconds(5);
+constexpr std::chrono::seconds kMaintainEvery{5};
+constexpr std::chrono::seconds kMaintainAtMost{300};
+constexpr rlim_t kDescriptorsMin = 65'536;  // one for each namespace, and more
 
 struct Options {
   std::string instance;
@@ -97,6 +103,50 @@ int run_doctor(bool json) {
   return missing == 0 ? 0 : 3;
 }
 
+// maintain() in a thread of its own: a long walk must not keep the main thread from signals and the watchdog.
+class Maintenance {
+ public:
+  explicit Maintenance(Engine& engine) : engine_(engine), thread_([this] { loop(); }) {}
+  ~Maintenance() {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void loop() {
+    auto wait = kMaintainEvery;
+    std::string last_error;
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        if (wake_.wait_for(lock, wait, [this] { return ending_; })) return;
+      }
+      const auto pending = engine_.maintain();
+      if (!pending && pending.error().message() != last_error) log_error("maintenance failed", pending.error());
+      last_error = pending ? "" : pending.error().message();
+      // What stays pending stays so for long (a locked route, a stranger's socket): look less and less often.
+      wait = pending && !*pending ? kMaintainEvery : std::min(wait * 2, kMaintainAtMost);
+    }
+  }
+
+  Engine& engine_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max = std::max<rlim_t>(limit.rlim_max, kDescriptorsMin);
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) log_debug("the descriptor limit could not be raised");
+}
+
 Result<int> serve(const Options& options) {
   SLUICE_TRY(paths, instance_paths(options.instance));
   const std::string socket = options.socket.empty() ? paths.socket : options.socket;
@@ -106,6 +156,7 @@ Result<int> serve(const Options& options) {
     return fail(
         make_error(Code::kPermission, "the agent loads BPF programs and needs root", "run it with sudo, or through systemd"));
   SLUICE_TRY(lock, lock_instance(state_dir));
+  raise_descriptor_limit();
 
   const auto roots = options.bundle_path.empty() ? default_bundle_path(own_path()) : options.bundle_path;
   const auto scan = [roots] { return bundle::Catalog::scan(roots); };
@@ -169,18 +220,15 @@ Result<int> serve(const Options& options) {
   auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(kMaintainEvery);
   if (manager.watchdog()) wait = std::min(wait, std::chrono::duration_cast<std::chrono::milliseconds>(*manager.watchdog() / 2));
   pollfd fds[2] = {{signal_fd.get(), POLLIN, 0}, {server->finished_fd(), POLLIN, 0}};
-  auto next_maintain = std::chrono::steady_clock::now() + kMaintainEvery;
+  Maintenance maintenance(engine);
   while (true) {
     const int ready = ::poll(fds, 2, static_cast<int>(wait.count()));
     if (ready < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for signals");
     if (ready > 0) break;
-    if (std::chrono::steady_clock::now() >= next_maintain) {
-      if (auto pending = engine.maintain(); !pending) log_error("maintenance failed", pending.error());
-      next_maintain = std::chrono::steady_clock::now() + kMaintainEvery;
-    }
     if (auto status = manager.alive(); !status) log_warning("systemd could not be told", status.error());
   }
   if (auto status = manager.stopping(); !status) log_warning("systemd could not be told", status.error());
+  engine.stop();
   log_info("stopping; what is pinned in the kernel stays");
   return 0;
 }

@@ -32,7 +32,9 @@ std::string id_of(const std::string& pin) {
   return pin.substr(kRoot.size(), version - kRoot.size()) + "@" + number;
 }
 
+// Empty when the load was cut short, or somebody took the struct_ops map away.
 std::string digest_in(const std::vector<std::string>& pins, const std::string& folder) {
+  if (std::ranges::find(pins, folder + "ops") == pins.end()) return "";
   for (const auto& pin : pins)
     if (pin.starts_with(folder + std::string(kReady))) return pin.substr(folder.size() + kReady.size());
   return "";
@@ -113,8 +115,10 @@ Result<uint32_t> PinnedCcas::load(const CcaSpec& spec) {
   SLUICE_TRY(loaded, list());
   for (const auto& cca : loaded)
     if (cca.id() == spec.id() && cca.registered && cca.digest == spec.digest) {
-      SLUICE_CHECK(policy_.set_cca_id(spec.kernel_name, cca.map_id));
-      return cca.map_id;
+      // A pipeline made anew does not know it, and it does not know the pipeline's maps: it is loaded again, its sockets
+      // follow.
+      SLUICE_TRY(known, policy_.cca_id(spec.kernel_name));
+      if (known == cca.map_id) return cca.map_id;
     }
   SLUICE_CHECK(retire(spec.id()));  // what a crash left
 
@@ -170,7 +174,10 @@ Status PinnedCcas::retire(const std::string& id) {
     SLUICE_TRY(ops, pins_.map(folder + "ops"));
     SLUICE_TRY(registered, bpfio::struct_ops_ccas());
     for (const auto& cca : registered)
-      if (cca.map_id == ops.info().id) SLUICE_CHECK(policy_.forget_cca_id(cca.cca_name));
+      if (cca.map_id == ops.info().id) {
+        auto forgotten = policy_.forget_cca_id(cca.cca_name);
+        if (!forgotten && forgotten.error().code != Code::kNotFound) return forgotten;  // not found: the pipeline is gone
+      }
   }
   if (has(folder + "link")) {
     SLUICE_TRY(link, pins_.link(folder + "link"));
@@ -207,6 +214,26 @@ Status PinnedCcas::write_params(const std::string& id, uint32_t index, const std
   SLUICE_CHECK(put(SL_NAME_PARAM_PRESENT, 1));
   for (const auto& [name, value] : values) SLUICE_CHECK(put(name, value));
   return map.update(bpfio::bytes_of(index), bytes);
+}
+
+Result<std::map<uint32_t, std::map<std::string, uint64_t>>> PinnedCcas::read_params(const std::string& id) const {
+  std::map<uint32_t, std::map<std::string, uint64_t>> sets;
+  SLUICE_TRY(there, pins_.exists(folder_of(id) + "params"));
+  if (!there) return sets;
+  SLUICE_TRY(map, pins_.map(folder_of(id) + "params"));
+  SLUICE_TRY(type, bpfio::value_type(map));
+  std::vector<std::byte> bytes(map.info().value_size);
+  for (uint32_t index = 0; index < map.info().max_entries; ++index) {
+    SLUICE_CHECK(map.lookup(bpfio::bytes_of(index), bytes));
+    std::map<std::string, uint64_t> values;
+    for (const auto& member : type.members)
+      if (member.size_bytes == sizeof(uint64_t))
+        std::memcpy(&values[member.name], bytes.data() + member.offset_bytes, sizeof(uint64_t));
+    const bool written = values[SL_NAME_PARAM_PRESENT] != 0;
+    values.erase(SL_NAME_PARAM_PRESENT);
+    if (written) sets[index] = std::move(values);
+  }
+  return sets;
 }
 
 Result<std::vector<std::pair<std::string, uint64_t>>> PinnedCcas::counters(const std::string& id) const {

@@ -32,6 +32,7 @@ class PinnedCcas {
   Result<uint32_t> load(const CcaSpec& spec);
   Status retire(const std::string& id);
   Status write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values);
+  Result<std::map<uint32_t, std::map<std::string, uint64_t>>> read_params(const std::string& id) const;
   Result<std::vector<std::pair<std::string, uint64_t>>> counters(const std::string& id) const;
   Result<std::vector<std::string>> programs(const std::string& id) const;
 

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "bundle/sha256.h"
+#include "net/cgroup.h"
 
 namespace sluice::agent {
 namespace {
@@ -68,13 +69,27 @@ Status fill_slot(const bpfio::MapFd& outer, const bpfio::MapSpec& prototype, uin
 
 }  // namespace
 
+Result<std::map<std::string, bpfio::MapSpec>> PinnedPolicy::read_tables(const bundle::Bundle& bundle) {
+  SLUICE_TRY(object, bpfio::Object::open_file(bundle.object_path()));
+  std::map<std::string, bpfio::MapSpec> tables;
+  for (const char* name : {"sl_places", "sl_sources", "sl_services", "sl_rules"}) {
+    SLUICE_TRY(spec, object.inner_spec(name));
+    tables[name] = std::move(spec);
+  }
+  return tables;
+}
+
 std::string PinnedPolicy::digest_of(const bundle::Bundle& bundle) { return bundle::sha256_hex(bundle.digest).substr(0, 16); }
 
 Result<std::optional<std::string>> PinnedPolicy::loaded_digest() const {
   SLUICE_TRY(names, pins_.list());
-  for (const auto& name : names)
-    if (name.starts_with(kReady)) return std::optional<std::string>(name.substr(kReady.size()));
-  return std::nullopt;
+  std::optional<std::string> digest;
+  bool config = false;
+  for (const auto& name : names) {
+    if (name.starts_with(kReady)) digest = name.substr(kReady.size());
+    config = config || name == kMaps + "sl_config";
+  }
+  return config ? digest : std::nullopt;  // without its maps it is debris, whatever the mark says
 }
 
 Result<bpfio::MapFd> PinnedPolicy::map(const std::string& name) const { return pins_.map(kMaps + name); }
@@ -95,41 +110,58 @@ Status PinnedPolicy::load() {
   return present ? replace_programs(digest) : load_fresh(digest);
 }
 
-// Loads every object of the bundle over the maps that are pinned, and pins what is new. The first object is the pipeline; the
-// others are helpers that some kernels refuse, and the agent does without.
-Status PinnedPolicy::load_objects() {
+// Loads every object of the bundle over the maps that are pinned; only when all that must load has loaded do the pins change:
+// `replaced` go, and what is new is pinned. The first object is the pipeline; the others are helpers that some kernels refuse,
+// and the agent does without.
+Status PinnedPolicy::load_objects(const std::vector<std::string>& replaced) {
+  std::vector<bpfio::Object> objects;
   for (size_t i = 0; i < bundle_.manifest.objects.size(); ++i) {
     SLUICE_TRY(object, bpfio::Object::open_file(bundle_.object_path(i)));
     SLUICE_TRY(pinned, map_names());
-    const auto is_pinned = [&](const std::string& name) { return std::ranges::find(pinned, name) != pinned.end(); };
     for (const auto& name : object.map_names()) {
-      if (!is_pinned(name)) continue;
-      SLUICE_TRY(existing, map(name));
-      SLUICE_CHECK(object.reuse_map(name, existing).map_error([&](Error e) {
-        return std::move(e)
-            .within("map " + name + " of the running pipeline has another layout")
-            .fix("`sluice down`, then apply the policy again");
-      }));
+      const auto share = [&](const bpfio::MapFd& existing) {
+        return object.reuse_map(name, existing).map_error([&](Error e) {
+          return std::move(e)
+              .within("map " + name + " of the running pipeline has another layout")
+              .fix("`sluice down`, then apply the policy again");
+        });
+      };
+      if (std::ranges::find(pinned, name) != pinned.end()) {
+        SLUICE_TRY(existing, map(name));
+        SLUICE_CHECK(share(existing));
+      } else if (i > 0) {
+        const auto before = objects.front().map_names();
+        if (std::ranges::find(before, name) == before.end()) continue;
+        SLUICE_TRY(existing, objects.front().map(name));
+        SLUICE_CHECK(share(existing));
+      }
     }
     if (auto loaded = object.load({log_dir_}); !loaded) {
       if (i == 0) return loaded;
-      log_warning("an optional part of the pipeline does not load on this kernel", loaded.error(), {{"object", object.name()}});
+      log_debug("an optional part of the pipeline does not load on this kernel",
+                {{"object", object.name()}, {"why", loaded.error().message()}});
       continue;
     }
-    for (const auto& name : object.map_names()) {
-      if (is_pinned(name)) continue;
-      SLUICE_TRY(fresh, object.map(name));
+    objects.push_back(std::move(object));
+  }
+
+  for (const auto& pin : replaced) SLUICE_CHECK(pins_.unpin(pin));
+  for (size_t i = 0; i < objects.size(); ++i) {
+    SLUICE_TRY(pinned, map_names());
+    for (const auto& name : objects[i].map_names()) {
+      if (std::ranges::find(pinned, name) != pinned.end()) continue;
+      SLUICE_TRY(fresh, objects[i].map(name));
       SLUICE_CHECK(pins_.pin(fresh, kMaps + name));
     }
-    if (i == 0) SLUICE_CHECK(write_schemas(object));
-    SLUICE_CHECK(take_programs(object));
+    if (i == 0) SLUICE_CHECK(write_schemas(objects[i]));
+    SLUICE_CHECK(take_programs(objects[i]));
   }
   return {};
 }
 
 Status PinnedPolicy::load_fresh(const std::string& digest) {
   SLUICE_CHECK(unload());
-  SLUICE_CHECK(load_objects());
+  SLUICE_CHECK(load_objects({}));
   return mark_ready(digest);
 }
 
@@ -138,18 +170,20 @@ Status PinnedPolicy::load_fresh(const std::string& digest) {
 // does this again.
 Status PinnedPolicy::replace_programs(const std::string& digest) {
   SLUICE_TRY(before, pins_.list());
+  std::vector<std::string> replaced;
+  for (const auto& pin : before)
+    if (pin.starts_with(kIter) || pin.starts_with(kPrograms)) replaced.push_back(pin);
   const std::string replacing = kReady + std::string(kReplacing);
   if (std::ranges::find(before, replacing) == before.end()) SLUICE_CHECK(mark_ready(std::string(kReplacing)));
   for (const auto& pin : before)
     if (pin.starts_with(kReady) && pin != replacing) SLUICE_CHECK(pins_.unpin(pin));
-  for (const auto& pin : before)
-    if (pin.starts_with(kIter) || pin.starts_with(kPrograms)) SLUICE_CHECK(pins_.unpin(pin));
-  SLUICE_CHECK(load_objects());
-  SLUICE_TRY(attached, attachment());
-  if (attached) {
+  SLUICE_CHECK(load_objects(replaced));
+  SLUICE_TRY(hooked, pins_.exists(kHook));
+  if (hooked) {
     SLUICE_TRY(link, pins_.link(kHook));
+    SLUICE_TRY(info, link.info());
     SLUICE_TRY(dispatcher, pins_.program(kPrograms + std::string(kDispatcher)));
-    SLUICE_CHECK(link.update(dispatcher));
+    if (info.cgroup_id != 0 && info.prog_id != 0) SLUICE_CHECK(link.update(dispatcher));
   }
   SLUICE_CHECK(mark_ready(digest));
   return pins_.unpin(replacing);
@@ -210,9 +244,9 @@ Status PinnedPolicy::unload() {
 }
 
 Status PinnedPolicy::attach(const std::string& cgroup) {
-  SLUICE_TRY(attached, attachment());
+  SLUICE_TRY(attached, attachment(cgroup));
   if (attached) return {};
-  SLUICE_CHECK(detach());  // a link that somebody emptied
+  SLUICE_CHECK(detach());  // a link that somebody emptied, or elsewhere
   SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
   SLUICE_TRY(folder, open_file(cgroup, O_RDONLY | O_DIRECTORY));
   SLUICE_TRY(link, bpfio::Link::attach_cgroup(program, folder.get(), bpfio::CgroupHook::kSockOps).map_error([&](Error e) {
@@ -232,12 +266,14 @@ Status PinnedPolicy::detach() {
   return pins_.unpin(kHook);
 }
 
-Result<std::optional<bpfio::LinkInfo>> PinnedPolicy::attachment() const {
+Result<std::optional<bpfio::LinkInfo>> PinnedPolicy::attachment(const std::string& cgroup) const {
   SLUICE_TRY(there, pins_.exists(kHook));
   if (!there) return std::nullopt;
   SLUICE_TRY(link, pins_.link(kHook));
   SLUICE_TRY(info, link.info());
   if (info.cgroup_id == 0 || info.prog_id == 0) return std::nullopt;
+  const auto id = net::cgroup_id(cgroup);
+  if (id && *id != info.cgroup_id) return std::nullopt;
   return std::optional<bpfio::LinkInfo>(std::move(info));
 }
 
@@ -259,11 +295,11 @@ Status PinnedPolicy::write_generation(const policy::Compiled& compiled) {
   SLUICE_TRY(published, generation());
   SLUICE_ASSERT(published != compiled.generation.generation);  // its slot is being read
 
-  SLUICE_TRY(object, bpfio::Object::open_file(bundle_.object_path()));
   const auto fill = [&](const std::string& name, const auto& entries) -> Status {
     SLUICE_TRY(outer, map(name));
-    SLUICE_TRY(prototype, object.inner_spec(name));
-    return fill_slot(outer, prototype, slot, entries).map_error([&](Error e) { return std::move(e).within("table " + name); });
+    return fill_slot(outer, tables_.at(name), slot, entries).map_error([&](Error e) {
+      return std::move(e).within("table " + name);
+    });
   };
   SLUICE_TRY(fd, map("sl_generations"));
   SLUICE_TRY(generations, (bpfio::Map<uint32_t, sl_generation>::from(std::move(fd))));
@@ -280,6 +316,13 @@ Status PinnedPolicy::set_cca_id(const std::string& kernel_name, uint32_t map_id)
   SLUICE_TRY(fd, map("sl_cca_ids"));
   SLUICE_TRY(ids, (bpfio::Map<sl_cca_name, uint32_t>::from(std::move(fd))));
   return ids.update(to_key(kernel_name), map_id);
+}
+
+Result<uint32_t> PinnedPolicy::cca_id(const std::string& kernel_name) const {
+  SLUICE_TRY(fd, map("sl_cca_ids"));
+  SLUICE_TRY(ids, (bpfio::Map<sl_cca_name, uint32_t>::from(std::move(fd))));
+  SLUICE_TRY(id, ids.find(to_key(kernel_name)));
+  return id.value_or(0);
 }
 
 Status PinnedPolicy::forget_cca_id(const std::string& kernel_name) {

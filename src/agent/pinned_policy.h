@@ -28,8 +28,12 @@ namespace sluice::agent {
 class PinnedPolicy {
  public:
   // `bundle` is the policy bundle this agent came with.
-  PinnedPolicy(const bpfio::PinRoot& pins, const bundle::Bundle& bundle, std::string log_dir)
-      : pins_(pins), bundle_(bundle), log_dir_(std::move(log_dir)) {}
+  PinnedPolicy(const bpfio::PinRoot& pins, const bundle::Bundle& bundle, const std::map<std::string, bpfio::MapSpec>& tables,
+               std::string log_dir)
+      : pins_(pins), bundle_(bundle), tables_(tables), log_dir_(std::move(log_dir)) {}
+
+  // How the tables of a generation look, from the bundle's object: read once, at start, because files change under an agent.
+  static Result<std::map<std::string, bpfio::MapSpec>> read_tables(const bundle::Bundle& bundle);
 
   // Digest of what is pinned; nullopt when nothing complete is.
   Result<std::optional<std::string>> loaded_digest() const;
@@ -40,14 +44,16 @@ class PinnedPolicy {
   Status unload();
   Status attach(const std::string& cgroup);
   Status detach();
-  // nullopt when no link is pinned, or its cgroup is gone or somebody detached it.
-  Result<std::optional<bpfio::LinkInfo>> attachment() const;
+  // nullopt when no link is pinned, when somebody detached it, or when it is at another cgroup (of an agent with other
+  // options).
+  Result<std::optional<bpfio::LinkInfo>> attachment(const std::string& cgroup) const;
 
   Result<uint64_t> generation() const;
   Status publish(uint64_t generation);
   Status write_generation(const policy::Compiled& compiled);
 
   Status set_cca_id(const std::string& kernel_name, uint32_t map_id);
+  Result<uint32_t> cca_id(const std::string& kernel_name) const;  // 0 = not known
   Status forget_cca_id(const std::string& kernel_name);
 
   Result<bpfio::MapFd> map(const std::string& name) const;
@@ -57,13 +63,14 @@ class PinnedPolicy {
  private:
   Status load_fresh(const std::string& digest);
   Status replace_programs(const std::string& digest);
-  Status load_objects();
+  Status load_objects(const std::vector<std::string>& replaced);
   Status mark_ready(const std::string& digest);
   Status take_programs(const bpfio::Object& object);
   Status write_schemas(const bpfio::Object& object);
 
   const bpfio::PinRoot& pins_;
   const bundle::Bundle& bundle_;
+  const std::map<std::string, bpfio::MapSpec>& tables_;
   std::string log_dir_;
 };
 

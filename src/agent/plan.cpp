@@ -7,10 +7,16 @@
 namespace sluice::agent {
 namespace {
 
+bool in_document(const PlanInput& input, const std::string& id) {
+  return std::ranges::any_of(input.compiled.bundles,
+                             [&](const auto& bundle) { return bundle.ref.text() == id && !bundle.rolled_back; });
+}
+
 // Names that the document's bundles would take in the kernel, against who has them now.
 Status check_conflicts(const PlanInput& input) {
   for (const auto& spec : input.specs) {
     const LoadedCca* loaded = input.observed.find(spec.id());
+    if (!in_document(input, spec.id())) continue;  // rolled back: it is on its way out
     if (loaded != nullptr) {
       if (loaded->digest == spec.digest) continue;
       Error error;
@@ -29,11 +35,6 @@ Status check_conflicts(const PlanInput& input) {
     return fail(std::move(error));
   }
   return {};
-}
-
-bool in_document(const PlanInput& input, const std::string& id) {
-  return std::ranges::any_of(input.compiled.bundles,
-                             [&](const auto& bundle) { return bundle.ref.text() == id && !bundle.rolled_back; });
 }
 
 void plan_sysctls(const PlanInput& input, std::vector<Step>& steps) {
@@ -87,7 +88,9 @@ Result<std::vector<Step>> plan_policy(const PlanInput& input) {
     const auto& spec = input.specs[i];
     const LoadedCca* loaded = input.observed.find(spec.id());
     if (!in_document(input, spec.id())) continue;
-    if (loaded == nullptr || !loaded->registered) steps.push_back(named(StepKind::kLoadCca, spec.id(), loaded == nullptr));
+    // A pipeline made anew has new maps, and CCAs are bound to the maps they were loaded with.
+    if (loaded == nullptr || !loaded->registered || !input.observed.policy_loaded)
+      steps.push_back(named(StepKind::kLoadCca, spec.id(), loaded == nullptr));
   }
   for (const auto& bundle : input.compiled.bundles) {
     if (bundle.rolled_back) continue;
@@ -126,10 +129,10 @@ Result<std::vector<Step>> plan_removal(const PlanInput& input) {
   return steps;
 }
 
-size_t commit_index(const std::vector<Step>& steps) {
+std::optional<size_t> commit_index(const std::vector<Step>& steps) {
   const auto it = std::ranges::find(steps, StepKind::kPublish, &Step::kind);
-  // A removal without a policy in the kernel has no switch: it only takes away, so it is always finished.
-  return it == steps.end() ? 0 : static_cast<size_t>(it - steps.begin());
+  if (it == steps.end()) return std::nullopt;
+  return static_cast<size_t>(it - steps.begin());
 }
 
 std::string allocation_to_json(const policy::ParamAllocation& allocation) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,9 @@ Result<std::vector<Step>> plan_policy(const PlanInput& input);
 // Steps to leave the host as it was. `compiled` sends every connection to a native CCA.
 Result<std::vector<Step>> plan_removal(const PlanInput& input);
 
-// Index of the step after which a change is finished rather than undone.
-size_t commit_index(const std::vector<Step>& steps);
+// Index of the step after which a change is finished rather than undone; nullopt when there is none, because it only takes
+// away.
+std::optional<size_t> commit_index(const std::vector<Step>& steps);
 
 std::string allocation_to_json(const policy::ParamAllocation& allocation);
 Result<policy::ParamAllocation> allocation_from_json(const std::string& text);

@@ -48,7 +48,17 @@ constexpr std::pair<sl_policy_counter, std::string_view> kCounterNames[] = {
     {SL_POLICY_ITER_SEEN, "iter_seen"},
     {SL_POLICY_ITER_MOVED, "iter_moved"},
     {SL_POLICY_ITER_FAILED, "iter_failed"},
+    {SL_POLICY_ITER_RESCOPED, "iter_rescoped"},
+    {SL_POLICY_SELF_MOVED, "self_moved"},
+    {SL_POLICY_SELF_FAILED, "self_failed"},
+    {SL_POLICY_TORN, "torn"},
+    {SL_POLICY_CGROUP_DEEP, "cgroup_deep"},
+    {SL_POLICY_ECN_NO_FALLBACK, "ecn_no_fallback"},
+    {SL_POLICY_IW_FAILED, "iw_failed"},
+    {SL_POLICY_USAGE_FULL, "usage_full"},
+    {SL_POLICY_NO_STAGE, "no_stage"},
 };
+static_assert(std::size(kCounterNames) == SL_POLICY_COUNTER_COUNT, "every counter of the pipeline has a name");
 
 std::string endpoint(const uint8_t (&address)[16], uint16_t port) {
   static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -100,7 +110,9 @@ RealKernel::RealKernel(RealKernelOptions options, bundle::Bundle policy, std::st
 Result<std::unique_ptr<RealKernel>> RealKernel::open(const RealKernelOptions& options, bundle::Bundle policy) {
   std::string cgroup2;
   if (auto found = net::find_cgroup2(options.proc_root)) cgroup2 = *found;
+  SLUICE_TRY(tables, PinnedPolicy::read_tables(policy));
   auto kernel = std::unique_ptr<RealKernel>(new RealKernel(options, std::move(policy), std::move(cgroup2)));
+  kernel->tables_ = std::move(tables);
   SLUICE_TRY(pins, kernel->pins(false));
   (void)pins;
   return kernel;
@@ -108,11 +120,14 @@ Result<std::unique_ptr<RealKernel>> RealKernel::open(const RealKernelOptions& op
 
 Result<const bpfio::PinRoot*> RealKernel::pins(bool create) {
   const std::lock_guard lock(mutex_);
-  if (pins_ != nullptr) return pins_.get();
+  if (pins_ != nullptr && !pins_->stale()) return pins_.get();
+  ccas_.reset();  // the folder was removed, or never made
+  policy_.reset();
+  pins_.reset();
   if (!create && ::access(options_.pin_dir.c_str(), F_OK) != 0) return nullptr;
   SLUICE_TRY(root, bpfio::PinRoot::open(options_.pin_dir));
   pins_ = std::make_unique<bpfio::PinRoot>(std::move(root));
-  policy_ = std::make_unique<PinnedPolicy>(*pins_, bundle_, options_.log_dir);
+  policy_ = std::make_unique<PinnedPolicy>(*pins_, bundle_, tables_, options_.log_dir);
   ccas_ = std::make_unique<PinnedCcas>(*pins_, *policy_, options_.log_dir);
   return pins_.get();
 }
@@ -135,7 +150,7 @@ Result<Observed> RealKernel::observe() {
     observed.policy_current = *digest == PinnedPolicy::digest_of(bundle_);
     SLUICE_TRY(generation, policy_->generation());
     observed.generation = generation;
-    SLUICE_TRY(attached, policy_->attachment());
+    SLUICE_TRY(attached, policy_->attachment(attach_cgroup()));
     if (attached) {
       observed.hooks_attached = true;
       HookState hook;
@@ -154,7 +169,7 @@ Result<Observed> RealKernel::observe() {
   observed.debris.insert(observed.debris.end(), debris.begin(), debris.end());
 
   // Others on the same hook, for the report: they run beside ours.
-  const std::string folder = options_.cgroup.empty() ? cgroup2_ : options_.cgroup;
+  const std::string& folder = attach_cgroup();
   if (auto fd = open_file(folder, O_RDONLY | O_DIRECTORY)) {
     if (auto programs = bpfio::cgroup_programs(fd->get(), bpfio::CgroupHook::kSockOps, false)) {
       for (const auto& program : *programs) {
@@ -224,7 +239,7 @@ Status RealKernel::attach_hooks() {
   SLUICE_TRY(root, pins(false));
   if (root == nullptr) return fail(not_loaded());
   if (cgroup2_.empty()) return bpfio::require(bpfio::FeatureId::kCgroup2, {options_.proc_root, "/sys"});
-  return policy_->attach(options_.cgroup.empty() ? cgroup2_ : options_.cgroup);
+  return policy_->attach(attach_cgroup());
 }
 
 Status RealKernel::detach_hooks() {
@@ -254,6 +269,13 @@ Status RealKernel::remove_debris() {
     SLUICE_CHECK(item == "policy" ? policy_->unload() : ccas_->retire(item));
   }
   return {};
+}
+
+Result<std::map<uint32_t, std::map<std::string, uint64_t>>> RealKernel::read_params(const std::string& id) {
+  const std::lock_guard lock(mutex_);
+  SLUICE_TRY(root, pins(false));
+  if (root == nullptr) return std::map<uint32_t, std::map<std::string, uint64_t>>{};
+  return ccas_->read_params(id);
 }
 
 Status RealKernel::write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values) {
@@ -354,8 +376,11 @@ Result<bool> RealKernel::correct_held(const HeldSockets& held, const HeldSpace& 
     sl_report record = file.socket;
     int error = 0;
     auto outcome = held.correct(file, dry_run, error);
-    if (!outcome && outcome.error().code == Code::kNotFound) return false;  // closed, or passed on
-    if (!outcome) return tl::unexpected<Error>(std::move(outcome).error());
+    if (!outcome) {
+      // Closed, passed on, or out of our reach (a security policy): the walk sees it all the same.
+      log_debug("a socket could not be corrected through its holder", {{"pid", file.pid}, {"why", outcome.error().message()}});
+      return false;
+    }
     record.outcome = *outcome;
     record.error = error;
     ++pass.seen;
@@ -367,7 +392,8 @@ Result<bool> RealKernel::correct_held(const HeldSockets& held, const HeldSpace& 
   return true;
 }
 
-Result<MigratePass> RealKernel::migrate(bool dry_run) {
+Result<MigratePass> RealKernel::migrate(Pass kind) {
+  const bool dry_run = kind == Pass::kDryRun;
   SLUICE_TRY(spaces, namespaces());
   const std::lock_guard lock(mutex_);
   SLUICE_TRY(root, pins(false));
@@ -383,13 +409,15 @@ Result<MigratePass> RealKernel::migrate(bool dry_run) {
   SLUICE_TRY(before, bpfio::sum_per_cpu(counters));
 
   std::vector<const net::Netns*> not_walked;
-  if (spaces.size() > kWalkAllMax) {
+  if (spaces.size() > kWalkAllMax && kind != Pass::kThorough) {
+    SLUICE_TRY(own, net::current_netns());
     SLUICE_TRY(by_namespace, held_by_namespace());
     SLUICE_TRY(held, HeldSockets::open(*policy_, cgroup2_));
     for (const auto& space : spaces) {
       const auto found = by_namespace.find(static_cast<uint32_t>(space.inode));
-      bool corrected = true;
-      if (found != by_namespace.end()) {
+      // Sockets of the kernel itself (NFS, iSCSI) live in the host's namespace and are held by no process.
+      bool corrected = space.inode != own.inode;
+      if (corrected && found != by_namespace.end()) {
         SLUICE_TRY(done, correct_held(held, found->second, dry_run, pass));
         corrected = done;
       }
@@ -418,16 +446,23 @@ Result<MigratePass> RealKernel::migrate(bool dry_run) {
 
 Result<std::vector<UsageCount>> RealKernel::usage() {
   SLUICE_TRY(spaces, namespaces());
-  const std::lock_guard lock(mutex_);
-  SLUICE_TRY(root, pins(false));
-  if (root == nullptr) return fail(not_loaded());
-  SLUICE_TRY(fd, policy_->map("sl_usage"));
-  SLUICE_TRY(counts, (bpfio::Map<sl_usage_key, sl_usage>::from(std::move(fd))));
+  const std::lock_guard walk_lock(usage_mutex_);
+  std::optional<bpfio::Link> link;
+  std::optional<bpfio::MapFd> fd;
+  {
+    const std::lock_guard lock(mutex_);
+    SLUICE_TRY(root, pins(false));
+    if (root == nullptr) return fail(not_loaded());
+    SLUICE_TRY(count_link, policy_->iterator("sl_iter_count"));
+    SLUICE_TRY(usage_fd, policy_->map("sl_usage"));
+    link.emplace(std::move(count_link));
+    fd.emplace(std::move(usage_fd));
+  }
+  SLUICE_TRY(counts, (bpfio::Map<sl_usage_key, sl_usage>::from(std::move(*fd))));
   SLUICE_TRY(stale, counts.entries());
   for (const auto& [key, value] : stale) SLUICE_CHECK(counts.erase(key));
-  SLUICE_TRY(link, policy_->iterator("sl_iter_count"));
   for (const auto& space : spaces) {
-    SLUICE_TRY(iterator, bpfio::Iterator::create(link, space.fd.get()));
+    SLUICE_TRY(iterator, bpfio::Iterator::create(*link, space.fd.get()));
     std::array<std::byte, 64> nothing{};
     while (true) {
       SLUICE_TRY(bytes, iterator.read(nothing));
@@ -482,18 +517,16 @@ Status RealKernel::sockets(const std::function<bool(std::vector<SocketReport>&&)
   return {};
 }
 
-Result<std::vector<OtherUser>> RealKernel::other_users(const std::string& kernel_name) {
+Result<std::map<std::string, std::vector<OtherUser>>> RealKernel::other_users() {
   SLUICE_TRY(spaces, namespaces());
-  std::vector<OtherUser> users;
-  SLUICE_TRY(defaults, net::with_default_cca(spaces, kernel_name));
-  for (const size_t i : defaults)
-    users.push_back({fmt::format("netns {} ({}): sysctl {}", spaces[i].inode, spaces[i].holder, net::kDefaultCcaSysctl)});
+  std::map<std::string, std::vector<OtherUser>> users;
   for (const auto& space : spaces) {
+    SLUICE_TRY(native, net::read_sysctl(space.fd.get(), net::kDefaultCcaSysctl));
+    users[native].push_back({fmt::format("netns {} ({}): sysctl {}", space.inode, space.holder, net::kDefaultCcaSysctl)});
     SLUICE_TRY(routes, net::congctl_routes(space.fd.get()));
     for (const auto& route : routes)
-      if (route.cca == kernel_name)
-        users.push_back({fmt::format("netns {} ({}): route {} table {} congctl {}", space.inode, space.holder,
-                                     route.destination, route.table, kernel_name)});
+      users[route.cca].push_back({fmt::format("netns {} ({}): route {} table {} congctl {}", space.inode, space.holder,
+                                              route.destination, route.table, route.cca)});
   }
   return users;
 }

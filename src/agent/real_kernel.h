@@ -47,16 +47,17 @@ class RealKernel final : public Kernel {
   Result<uint32_t> load_cca(const CcaSpec& spec) override;
   Status retire_cca(const std::string& id) override;
   Status remove_debris() override;
+  Result<std::map<uint32_t, std::map<std::string, uint64_t>>> read_params(const std::string& id) override;
   Status write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values) override;
   Status write_generation(const policy::Compiled& compiled) override;
   Status publish(uint64_t generation) override;
   Result<std::string> read_sysctl(const std::string& name) override;
   Status write_sysctl(const std::string& name, const std::string& value) override;
   Result<std::map<std::string, uint64_t>> cgroup_ids(const std::vector<std::string>& paths) override;
-  Result<MigratePass> migrate(bool dry_run) override;
+  Result<MigratePass> migrate(Pass kind) override;
   Result<std::vector<UsageCount>> usage() override;
   Status sockets(const std::function<bool(std::vector<SocketReport>&&)>& sink) override;
-  Result<std::vector<OtherUser>> other_users(const std::string& kernel_name) override;
+  Result<std::map<std::string, std::vector<OtherUser>>> other_users() override;
   Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() override;
   Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) override;
   Result<std::vector<std::string>> cca_programs(const std::string& id) override;
@@ -66,6 +67,7 @@ class RealKernel final : public Kernel {
 
   // The pin folder exists only while something is pinned: a host without a policy carries no trace of us.
   Result<const bpfio::PinRoot*> pins(bool create);
+  const std::string& attach_cgroup() const { return options_.cgroup.empty() ? cgroup2_ : options_.cgroup; }
   Result<std::vector<net::Netns>> namespaces() const;
 
   // TCP sockets that processes hold in one namespace: all of them while they are few.
@@ -84,7 +86,9 @@ class RealKernel final : public Kernel {
 
   RealKernelOptions options_;
   bundle::Bundle bundle_;
+  std::map<std::string, bpfio::MapSpec> tables_;
   std::string cgroup2_;
+  std::mutex usage_mutex_;      // sl_usage, filled by one walk at a time
   std::recursive_mutex mutex_;  // pins_ and what hangs on it
   std::unique_ptr<bpfio::PinRoot> pins_;
   std::unique_ptr<PinnedPolicy> policy_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "agent/engine.h"
 
@@ -76,7 +77,8 @@ v1::Usage to_proto(const UsageCount& count, const View& view, const std::vector<
 
 // All CCAs that matter on this host: ours, and every other that a socket runs.
 Result<std::vector<v1::Cca>> collect_ccas(Engine& engine, const View& view, const Observed& observed,
-                                          const std::vector<UsageCount>& usage) {
+                                          const std::vector<UsageCount>& usage,
+                                          const std::map<std::string, std::vector<OtherUser>>& others) {
   std::vector<v1::Cca> list;
   std::map<std::pair<uint32_t, std::string>, std::pair<UsageCount, UsageCount>> by_cca;  // (map id, name) -> sockets, listeners
   for (const auto& count : usage) {
@@ -114,8 +116,8 @@ Result<std::vector<v1::Cca>> collect_ccas(Engine& engine, const View& view, cons
       for (const auto& [index, values] : item.params)
         set_parameters(*cca.add_parameter_sets(), index, index == item.global_params ? "global" : "override", values);
     }
-    SLUICE_TRY(users, engine.kernel().other_users(loaded.kernel_name));
-    for (const auto& user : users) cca.add_other_users(user.text);
+    if (const auto found = others.find(loaded.kernel_name); found != others.end())
+      for (const auto& user : found->second) cca.add_other_users(user.text);
     SLUICE_TRY(counters, engine.kernel().cca_counters(loaded.id()));
     for (const auto& [name, value] : counters) {
       auto* counter = cca.add_counters();
@@ -224,7 +226,7 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
     usage = std::move(counted);
     for (const auto& count : usage) *reply.add_usage() = to_proto(count, *view, observed.ccas);
   }
-  SLUICE_TRY(ccas, collect_ccas(engine, *view, observed, usage));
+  SLUICE_TRY(ccas, collect_ccas(engine, *view, observed, usage, {}));
   for (auto& cca : ccas) *reply.add_ccas() = std::move(cca);
   if (observed.policy_loaded) {
     SLUICE_TRY(counters, engine.kernel().policy_counters());
@@ -238,7 +240,19 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
   // What is not as it should be, each with the way out.
   const auto problem = [&](std::string text) { reply.add_problems(std::move(text)); };
   if (!view->problem.empty()) problem("the stored policy cannot be read, the kernel keeps what it has: " + view->problem);
+  if (!view->document && view->problem.empty() && observed.policy_loaded)
+    problem(
+        "the kernel still runs a policy that this agent does not know; `sluice apply FILE` takes it over, `sluice down` ends "
+        "it");
   if (view->document) {
+    SLUICE_TRY(available, engine.kernel().available_ccas());
+    std::set<std::string> absent;
+    for (const auto& [key, verdict] : view->compiled.rules)
+      if ((verdict.flags & SL_VERDICT_BUNDLE) == 0 && std::ranges::find(available, verdict.cca) == available.end())
+        absent.insert(verdict.cca);
+    for (const auto& name : absent)
+      problem(
+          fmt::format("rules name kernel:{0}, which this kernel does not have now; load its module (modprobe tcp_{0})", name));
     if (!observed.policy_loaded)
       problem("the selection pipeline is not in the kernel; `sluice apply` puts it back");
     else if (!observed.hooks_attached)
@@ -248,8 +262,9 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
                           view->desired.generation));
     if (!view->migration_complete) problem("some sockets are not on what their rule says; `sluice migrate` lists why");
     for (const auto& item : view->compiled.bundles)
-      if (!item.rolled_back && observed.find(item.ref.text()) == nullptr)
-        problem(fmt::format("{} is not in the kernel; `sluice apply` loads it", item.ref.text()));
+      if (const LoadedCca* loaded = observed.find(item.ref.text());
+          !item.rolled_back && (loaded == nullptr || !loaded->registered))
+        problem(fmt::format("{} is not registered in the kernel; `sluice apply` loads it", item.ref.text()));
     for (const auto& cca : reply.ccas()) {
       // A window at the floor on every connection of a CCA is what a broken one looks like.
       if (cca.origin() == "bundle" && cca.sockets() >= kCollapsedSocketsMin &&
@@ -271,7 +286,8 @@ Result<v1::CcasReply> cca_report(Engine& engine, const std::string& name) {
     SLUICE_TRY(counted, engine.kernel().usage());
     usage = std::move(counted);
   }
-  SLUICE_TRY(ccas, collect_ccas(engine, *view, observed, usage));
+  SLUICE_TRY(others, engine.kernel().other_users());
+  SLUICE_TRY(ccas, collect_ccas(engine, *view, observed, usage, others));
   // Native ones that nobody runs, so that the list shows what can be chosen.
   SLUICE_TRY(available, engine.kernel().available_ccas());
   SLUICE_TRY(foreign, engine.kernel().struct_ops_names());

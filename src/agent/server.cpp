@@ -30,6 +30,7 @@ constexpr auto kShutdownGrace = std::chrono::seconds(2);
 constexpr auto kEventPoll = std::chrono::milliseconds(200);
 constexpr uint32_t kEventsDefault = 100;
 constexpr int kListenBacklog = 64;
+constexpr int kThreadsMax = 64;              // per kind of peer: a reader cannot take the threads of root
 constexpr int kDocumentBytesMax = 64 << 20;  // as much as the policy parser takes
 
 // The cgroup2 path of a process: the line "0::/path" of /proc/PID/cgroup.
@@ -166,7 +167,8 @@ Result<UniqueFd> listen_on(const std::string& path) {
                     .at(path));
   std::memcpy(address.sun_path, path.data(), path.size());
   const auto* generic = reinterpret_cast<const sockaddr*>(&address);
-  SLUICE_CHECK(make_dirs(path.substr(0, path.rfind('/')), 0755));
+  if (const size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0)
+    SLUICE_CHECK(make_dirs(path.substr(0, slash), 0755));
 
   UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!probe.valid()) return fail_errno(errno, "cannot make a unix socket");
@@ -174,7 +176,9 @@ Result<UniqueFd> listen_on(const std::string& path) {
     return fail(make_error(Code::kConflict, "an agent is running already: it answers on this socket",
                            "use it, stop it first, or give this one another --instance")
                     .at(path));
-  if (errno == ECONNREFUSED) ::unlink(path.c_str());  // left by an agent that was killed
+  struct stat there{};
+  if (errno == ECONNREFUSED && ::stat(path.c_str(), &there) == 0 && S_ISSOCK(there.st_mode))
+    ::unlink(path.c_str());  // left by an agent that was killed
 
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return fail_errno(errno, "cannot make a unix socket");
@@ -219,6 +223,7 @@ class Server::Impl {
   static std::unique_ptr<grpc::Server> build(Service& service) {
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kDocumentBytesMax);
+    builder.SetResourceQuota(grpc::ResourceQuota("sluiced").SetMaxThreads(kThreadsMax));
     builder.RegisterService(&service);
     return builder.BuildAndStart();
   }
@@ -248,8 +253,8 @@ class Server::Impl {
     if (peer->uid == 0) return grpc::AddInsecureChannelFromFd(admin_server_.get(), connection.release());
     const auto group = net::group_id(options_.group);
     if (group && peer->in_group(*group)) return grpc::AddInsecureChannelFromFd(reader_server_.get(), connection.release());
-    log_warning("a peer was refused: neither root nor in the group",
-                {{"uid", peer->uid}, {"pid", peer->pid}, {"group", options_.group}});
+    log_debug("a peer was refused: neither root nor in the group",
+              {{"uid", peer->uid}, {"pid", peer->pid}, {"group", options_.group}});
   }
 
   ServerOptions options_;

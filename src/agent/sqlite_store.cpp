@@ -19,6 +19,10 @@ CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, time_ns INTEGER NOT N
                      severity TEXT NOT NULL, message TEXT NOT NULL);
 )";
 
+constexpr char kResetRemedy[] =
+    "connections are not affected; start once with `sluiced --reset-state` (the file is kept beside, with a .corrupt suffix), "
+    "then `sluice apply` your policy again";
+
 // SQLiteCpp throws; this is the file where its exceptions end.
 tl::unexpected<Error> sqlite_error(const SQLite::Exception& e, const std::string& path) {
   Error error;
@@ -28,9 +32,7 @@ tl::unexpected<Error> sqlite_error(const SQLite::Exception& e, const std::string
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
       error.code = Code::kCorrupt;
-      error.remedy =
-          "connections are not affected; start once with `sluiced --reset-state` (the file is kept beside, with a .corrupt "
-          "suffix), then `sluice apply` your policy again";
+      error.remedy = kResetRemedy;
       break;
     case SQLITE_FULL:
     case SQLITE_IOERR:
@@ -64,6 +66,11 @@ auto SqliteStore::guarded(F&& body) -> decltype(body()) {
   } catch (const SQLite::Exception& e) {
     return sqlite_error(e, path_);
   }
+}
+
+tl::unexpected<Error> SqliteStore::corrupt(Error error) const {
+  error.remedy = kResetRemedy;
+  return fail(std::move(error).at(path_));
 }
 
 SqliteStore::SqliteStore(std::string path, std::unique_ptr<SQLite::Database> database)
@@ -109,7 +116,9 @@ Result<Desired> SqliteStore::desired() {
   return guarded([&]() -> Result<Desired> {
     SQLite::Statement query(*database_, "SELECT state FROM desired");
     if (!query.executeStep()) return Desired{};
-    return Desired::from_json(query.getColumn(0).getString()).map_error([&](Error e) { return std::move(e).at(path_); });
+    auto parsed = Desired::from_json(query.getColumn(0).getString());
+    if (!parsed) return corrupt(std::move(parsed).error());
+    return std::move(*parsed);
   });
 }
 
@@ -117,7 +126,9 @@ Result<std::optional<Transaction>> SqliteStore::open_transaction() {
   return guarded([&]() -> Result<std::optional<Transaction>> {
     SQLite::Statement query(*database_, "SELECT id, txn, started FROM journal ORDER BY id DESC LIMIT 1");
     if (!query.executeStep()) return std::nullopt;
-    SLUICE_TRY(transaction, Transaction::from_json(query.getColumn(1).getString()));
+    auto parsed = Transaction::from_json(query.getColumn(1).getString());
+    if (!parsed) return corrupt(std::move(parsed).error());
+    Transaction transaction = std::move(*parsed);
     transaction.id = query.getColumn(0).getInt64();
     transaction.started = static_cast<size_t>(query.getColumn(2).getInt64());
     return std::optional<Transaction>(std::move(transaction));
@@ -127,6 +138,10 @@ Result<std::optional<Transaction>> SqliteStore::open_transaction() {
 Result<int64_t> SqliteStore::begin(const Transaction& transaction) {
   return guarded([&]() -> Result<int64_t> {
     SQLite::Transaction commit(*database_);
+    if (database_->execAndGet("SELECT count(*) FROM journal").getInt() != 0)
+      return fail(make_error(Code::kConflict, "an earlier change was not brought to its end",
+                             "see `sluice events`; the agent ends it when it is started again")
+                      .at(path_));
     SQLite::Statement insert(*database_, "INSERT INTO journal (txn) VALUES (?)");
     insert.bind(1, transaction.to_json());
     insert.exec();

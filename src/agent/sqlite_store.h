@@ -36,6 +36,7 @@ class SqliteStore final : public Store {
  private:
   SqliteStore(std::string path, std::unique_ptr<SQLite::Database> database);
 
+  tl::unexpected<Error> corrupt(Error error) const;
   template <class F>
   auto guarded(F&& body) -> decltype(body());
 

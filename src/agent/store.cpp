@@ -20,9 +20,12 @@ Result<StepKind> step_kind_from_name(const std::string& name) {
 }
 
 json desired_json(const Desired& d) {
+  json bundles = json::object();
+  for (const auto& [id, bundle] : d.bundles)
+    bundles[id] = {{"manifest", bundle.manifest}, {"folder", bundle.folder}, {"digest", bundle.digest}};
   return {{"revision", d.revision},           {"document", d.document},     {"source_name", d.source_name},
           {"applied_at_ns", d.applied_at_ns}, {"generation", d.generation}, {"rolled_back", d.rolled_back},
-          {"saved_sysctls", d.saved_sysctls}, {"allocation", d.allocation}};
+          {"saved_sysctls", d.saved_sysctls}, {"allocation", d.allocation}, {"bundles", bundles}};
 }
 
 Desired desired_from(const json& j) {
@@ -35,6 +38,8 @@ Desired desired_from(const json& j) {
   d.rolled_back = j.at("rolled_back").get<std::set<std::string>>();
   d.saved_sysctls = j.at("saved_sysctls").get<std::map<std::string, std::string>>();
   d.allocation = j.at("allocation");
+  for (const auto& [id, bundle] : j.at("bundles").items())
+    d.bundles[id] = {bundle.at("manifest"), bundle.at("folder"), bundle.at("digest")};
   return d;
 }
 

@@ -17,6 +17,14 @@
 
 namespace sluice::agent {
 
+// A bundle of the document, as it was when it was applied: so that a rollback, a repair or a restart need no file that somebody
+// may have removed or rebuilt since.
+struct StoredBundle {
+  std::string manifest;  // text of bundle.yaml
+  std::string folder;
+  std::string digest;
+};
+
 // The state the host should be in. Stored as one JSON document.
 struct Desired {
   uint64_t revision = 0;  // of the document, counting from 1; 0 = no document
@@ -26,7 +34,8 @@ struct Desired {
   uint64_t generation = 0;                           // that carries it
   std::set<std::string> rolled_back;                 // NAME@VERSION replaced by the transitional CCA
   std::map<std::string, std::string> saved_sysctls;  // value before our first change
-  std::string allocation;                            // parameter sets in use: policy::Allocation, serialized
+  std::string allocation;                            // parameter sets in use: policy::ParamAllocation, serialized
+  std::map<std::string, StoredBundle> bundles;       // NAME@VERSION -> what was applied
 
   std::string to_json() const;
   static Result<Desired> from_json(const std::string& text);

@@ -142,6 +142,13 @@ Result<MapFd> PinRoot::map(const std::string& name) const { return adopt_pin<Map
 Result<Program> PinRoot::program(const std::string& name) const { return adopt_pin<Program>(get(name), path_ + "/" + name); }
 Result<Link> PinRoot::link(const std::string& name) const { return adopt_pin<Link>(get(name), path_ + "/" + name); }
 
+bool PinRoot::stale() const {
+  struct stat held{};
+  struct stat there{};
+  return ::fstat(dir_.get(), &held) != 0 || ::stat(path_.c_str(), &there) != 0 || held.st_dev != there.st_dev ||
+         held.st_ino != there.st_ino;
+}
+
 Result<bool> PinRoot::exists(const std::string& name) const {
   auto place = locate(name, false);
   if (place) {

@@ -22,6 +22,8 @@ class PinRoot {
   static Result<PinRoot> open(const std::string& path);
 
   const std::string& path() const { return path_; }
+  // Its folder was removed, or another one stands in its place: open it anew.
+  bool stale() const;
 
   // `name`: components of [A-Za-z0-9_-] between '/' (the kernel refuses dots). Folders in between are made. kConflict if it
   // exists.

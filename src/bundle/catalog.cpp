@@ -189,6 +189,15 @@ Catalog Catalog::scan(const std::vector<std::string>& roots) {
   return catalog;
 }
 
+void Catalog::put(Bundle bundle) {
+  for (Bundle& present : bundles_)
+    if (present.manifest.name == bundle.manifest.name && present.manifest.version == bundle.manifest.version) {
+      present = std::move(bundle);
+      return;
+    }
+  bundles_.push_back(std::move(bundle));
+}
+
 const Bundle* Catalog::find(std::string_view name, const Version& version) const {
   for (const Bundle& bundle : bundles_)
     if (bundle.manifest.name == name && bundle.manifest.version == version) return &bundle;

@@ -32,6 +32,7 @@ class Catalog {
   const Bundle* newest(std::string_view name) const;                        // releases before pre-releases
   const std::vector<Bundle>& list() const { return bundles_; }              // by name, then version
   const std::vector<Error>& errors() const { return errors_; }
+  void put(Bundle bundle);  // instead of one with its name and version, or beside the others
   std::vector<const Manifest*> manifests() const;
 
  private:

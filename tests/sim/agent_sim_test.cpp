@@ -368,7 +368,7 @@ TEST_F(AgentSim, down_is_refused_before_anything_changes_while_a_sysctl_or_route
   ASSERT_TRUE(host.start());
   ASSERT_TRUE(host.run(Op::kApplyFirst));
   const uint64_t generation = host.kernel.generation();
-  host.kernel.others = {{"netns 4026531840: sysctl net.ipv4.tcp_congestion_control"}};
+  host.kernel.others["cubic.1.0.0"] = {{"netns 4026531840: sysctl net.ipv4.tcp_congestion_control"}};
   const auto down = host.engine->down({}, [](const v1::Progress&) {});
   ASSERT_FALSE(down);
   EXPECT_EQ(down.error().code, Code::kConflict);

@@ -120,6 +120,11 @@ Status SimKernel::remove_debris() {
   return {};
 }
 
+Result<std::map<uint32_t, std::map<std::string, uint64_t>>> SimKernel::read_params(const std::string& id) {
+  const auto it = ccas_.find(id);
+  return it == ccas_.end() ? std::map<uint32_t, std::map<std::string, uint64_t>>{} : it->second.params;
+}
+
 Status SimKernel::write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values) {
   SLUICE_CHECK(chaos_.gate("write_params"));
   const auto it = ccas_.find(id);
@@ -255,7 +260,8 @@ void SimKernel::churn() {
   if (random_.chance(0.1)) listen();
 }
 
-Result<agent::MigratePass> SimKernel::migrate(bool dry_run) {
+Result<agent::MigratePass> SimKernel::migrate(Pass kind) {
+  const bool dry_run = kind == Pass::kDryRun;
   SLUICE_CHECK(chaos_.gate("migrate"));
   agent::MigratePass pass;
   pass.namespaces = 1;
@@ -339,6 +345,6 @@ Status SimKernel::sockets(const std::function<bool(std::vector<agent::SocketRepo
   return {};
 }
 
-Result<std::vector<agent::OtherUser>> SimKernel::other_users(const std::string&) { return others; }
+Result<std::map<std::string, std::vector<agent::OtherUser>>> SimKernel::other_users() { return others; }
 
 }  // namespace sluice::sim

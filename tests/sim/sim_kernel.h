@@ -49,6 +49,7 @@ class SimKernel final : public agent::Kernel {
   Result<uint32_t> load_cca(const agent::CcaSpec& spec) override;
   Status retire_cca(const std::string& id) override;
   Status remove_debris() override;
+  Result<std::map<uint32_t, std::map<std::string, uint64_t>>> read_params(const std::string& id) override;
   Status write_params(const std::string& id, uint32_t index, const std::map<std::string, uint64_t>& values) override;
   Status write_generation(const policy::Compiled& compiled) override;
   Status publish(uint64_t generation) override;
@@ -57,10 +58,10 @@ class SimKernel final : public agent::Kernel {
   Result<std::map<std::string, uint64_t>> cgroup_ids(const std::vector<std::string>&) override {
     return std::map<std::string, uint64_t>{};
   }
-  Result<agent::MigratePass> migrate(bool dry_run) override;
+  Result<agent::MigratePass> migrate(Pass kind) override;
   Result<std::vector<agent::UsageCount>> usage() override;
   Status sockets(const std::function<bool(std::vector<agent::SocketReport>&&)>& sink) override;
-  Result<std::vector<agent::OtherUser>> other_users(const std::string& kernel_name) override;
+  Result<std::map<std::string, std::vector<agent::OtherUser>>> other_users() override;
   Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() override {
     return std::vector<std::pair<std::string, uint64_t>>{};
   }
@@ -85,7 +86,7 @@ class SimKernel final : public agent::Kernel {
   uint64_t generation() const { return generation_; }
   std::string broken_invariant;  // the first one, with what was seen; empty = none
   std::vector<std::string> foreign_ccas;
-  std::vector<agent::OtherUser> others;  // sysctl defaults and routes, of every CCA of ours
+  std::map<std::string, std::vector<agent::OtherUser>> others;  // sysctl defaults and routes, by CCA name
 
  private:
   enum class Policy { kNone, kPartial, kLoaded };
