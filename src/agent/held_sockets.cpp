@@ -38,9 +38,23 @@ Result<bpfio::Map<K, V>> table(const PinnedPolicy& policy, const std::string& na
 
 bool same_scope(const sl_sock& a, const sl_sock& b) {
   constexpr uint16_t kDecision = SL_SOCK_ECN_FALLBACK;
-  return a.origin != SL_ORIGIN_NONE && a.rule_id == b.rule_id && a.params == b.params && a.place_id == b.place_id &&
-         a.place_class == b.place_class && a.locality == b.locality && a.service_id == b.service_id &&
-         (a.flags & kDecision) == (b.flags & kDecision);
+  return a.rule_id == b.rule_id && a.params == b.params && a.place_id == b.place_id && a.place_class == b.place_class &&
+         a.locality == b.locality && a.service_id == b.service_id && (a.flags & kDecision) == (b.flags & kDecision);
+}
+
+// The decision written over a storage that is there; the logger's mark and learned state stay.
+sl_sock decided(const sl_sock& now, const sl_sock& scope, uint64_t generation, uint8_t origin) {
+  sl_sock next = now;
+  next.generation = generation;
+  next.place_id = scope.place_id;
+  next.service_id = scope.service_id;
+  next.rule_id = scope.rule_id;
+  next.params = scope.params;
+  next.place_class = scope.place_class;
+  next.locality = scope.locality;
+  next.origin = origin;
+  next.flags = static_cast<uint16_t>((now.flags & SL_SOCK_LOG) | scope.flags);
+  return next;
 }
 
 }  // namespace
@@ -155,25 +169,14 @@ Result<sl_outcome> HeldSockets::correct(const sl_file& file, bool dry_run, int& 
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0 || cookie != socket.cookie)
     return fail(Code::kNotFound, "descriptor {} of process {} is another file now", file.fd, file.pid);
   SLUICE_TRY(now, storage_.find(fd.get()));
-  sl_sock next = now.value_or(sl_sock{});
-  const bool unchanged = right && now && same_scope(*now, chosen->scope);
-  const uint32_t tag = next.state_tag;
-  const uint32_t age = next.state_age_ms;
-  uint64_t state[SL_STATE_WORDS];
-  std::memcpy(state, next.state, sizeof state);
-  const uint16_t kept = next.flags & SL_SOCK_LOG;
-  const uint8_t origin = right && next.origin != SL_ORIGIN_NONE ? next.origin : static_cast<uint8_t>(SL_ORIGIN_ITERATOR);
-  next = chosen->scope;
-  next.generation = generation_.generation;
-  next.origin = origin;
-  next.flags |= kept;
-  next.state_tag = tag;
-  next.state_age_ms = age;
-  std::memcpy(next.state, state, sizeof state);
-  // Before the switch: the new CCA's .init reads its parameters here.
-  SLUICE_CHECK(storage_.update(fd.get(), next));
-  if (unchanged) return SL_OUTCOME_CURRENT;
-  if (right) return SL_OUTCOME_RESCOPED;
+  const bool stored = now && now->origin != SL_ORIGIN_NONE;
+  if (right && !stored) return SL_OUTCOME_CURRENT;
+  // Before the switch: the new CCA's .init reads it. A socket without storage gets none: .init asks the policy itself.
+  if (now) {
+    const uint8_t origin = right ? now->origin : static_cast<uint8_t>(SL_ORIGIN_ITERATOR);
+    SLUICE_CHECK(storage_.update(fd.get(), decided(*now, chosen->scope, generation_.generation, origin)));
+  }
+  if (right) return same_scope(*now, chosen->scope) ? SL_OUTCOME_CURRENT : SL_OUTCOME_RESCOPED;
   if (auto status = net::set_congestion_control(fd.get(), chosen->cca); !status) {
     if (now) SLUICE_CHECK(storage_.update(fd.get(), *now));
     error = status.error().sys_errno != 0 ? -status.error().sys_errno : -EPERM;

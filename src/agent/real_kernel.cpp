@@ -42,7 +42,6 @@ constexpr std::pair<sl_policy_counter, std::string_view> kCounterNames[] = {
     {SL_POLICY_NO_GENERATION, "no_generation"},
     {SL_POLICY_NO_RULE, "no_rule"},
     {SL_POLICY_NO_SOCK, "no_sock"},
-    {SL_POLICY_NO_STORAGE, "no_storage"},
     {SL_POLICY_SET_FAILED, "set_failed"},
     {SL_POLICY_SCHEMA_MISMATCH, "schema_mismatch"},
     {SL_POLICY_MPTCP, "mptcp"},

@@ -157,8 +157,6 @@ std::string outcome_text(const SocketReport& report) {
     case SL_OUTCOME_SET_FAILED:
       if (report.error == -EPERM) return "locked: its route names a congestion control (congctl lock)";
       return fmt::format("the kernel refused: {}", std::strerror(-report.error));
-    case SL_OUTCOME_NO_STORAGE:
-      return "no memory for its socket storage";
     case SL_OUTCOME_FOREIGN:
       return "runs a CCA of another owner";
     case SL_OUTCOME_OBSERVED:

@@ -381,7 +381,8 @@ class Compiler {
     CompiledBundle& bundle = out_.bundles[index];
     std::map<std::uint32_t, ParamValues>& taken = out_.params[bundle.ref];
     const std::map<std::uint32_t, ParamValues> kept = taken;
-    // Entry 0 is what a socket without storage reads: it holds the global values unless old ones are still in use there.
+    // Entry 0 is what a socket reads that the policy does not choose the CCA for: it holds the global values unless old ones
+    // are still in use there.
     if (kept.count(0) == 0) bundle.params[0] = taken[0] = live_values(index, kNone);
     auto entry = [&](std::size_t override_index) -> Result<std::uint32_t> {
       ParamValues wanted = live_values(index, override_index);

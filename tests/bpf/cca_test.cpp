@@ -32,8 +32,8 @@ constexpr std::size_t kC = 2, kRenoFriendly = 4;
 // 2000 segments a second and 20 ms: 40 segments in flight, then a queue.
 const PathSpec kLine = {.one_way_us = 10000, .rate_bytes_per_s = 3000000};
 
-// cubic's alpha_1024 in its private state: right behind struct sl_core.
-constexpr std::uint32_t kAlphaOffset = 28;
+// In the private state: sl_core.params, and cubic's alpha_1024 right behind struct sl_core.
+constexpr std::uint32_t kParamsOffset = 28, kAlphaOffset = 32;
 
 std::uint64_t count_events(const std::vector<Trace::Event>& events, std::uint32_t state) {
   std::uint64_t n = 0;
@@ -254,9 +254,10 @@ class Migration : public testing::Test {
     if (self) policy.set_generation_entry(generation, {generation, SL_GEN_SELF_MIGRATE, 0, {}});
     return generation;
   }
-  void decided(const Flow& flow, std::uint64_t generation) const {
+  // Gives the socket a storage, as user space does for the logger.
+  void store(const Flow& flow, std::uint16_t flags) const {
     sl_sock storage{};
-    storage.generation = generation;
+    storage.flags = flags;
     const int fd = flow.fd();
     must(bpf_map_update_elem(policy.map("sl_sock"), &fd, &storage, BPF_ANY) == 0, "sl_sock");
   }
@@ -293,12 +294,12 @@ TEST_F(Migration, ABusySocketMovesItselfAndKeepsWindowAndKnowledge) {
   Path path(kLine);
   Cca old_version(Cca::cubic(&policy, "a")), new_version(Cca::cubic(&policy, "b"));
   Trace trace(path);
-  const std::uint64_t first = publish(verdict(old_version.name(), 1));
+  publish(verdict(old_version.name(), 1));
   Flow flow(path, old_version.name());
-  decided(flow, first);
   flow.start();
   grown(trace);
   EXPECT_EQ(new_version.count(SL_CCA_INIT), 0U);
+  EXPECT_FALSE(policy.storage(flow.fd())) << "nothing to keep so far";
 
   const std::uint64_t second = publish(verdict(new_version.name(), 7, "", 0, 3));
   const std::uint64_t since = now_ns();
@@ -349,8 +350,8 @@ TEST_P(MigrationFrom, ASwitchFromInsideTheHookWorksAndHandsOver) {
               .policy = &policy});
   Cca cubic(Cca::cubic(&policy, "b"));
   Trace trace(path, kAlphaOffset);
+  publish(verdict(points.name(), 1));
   Flow flow(path, points.name());
-  decided(flow, publish(verdict(points.name(), 1)));
   flow.start();
   ASSERT_TRUE(trace.until([](const auto& events) { return events.size() > 200; }));
   publish(verdict(cubic.name(), 1));
@@ -373,15 +374,18 @@ TEST_F(Migration, TheIteratorHandsOverAlike) {
   Path path(kLine);
   Cca old_version(Cca::cubic(&policy, "a")), new_version(Cca::cubic(&policy, "b"));
   Trace trace(path);
+  publish(verdict(old_version.name(), 1), false);
   Flow flow(path, old_version.name());
-  decided(flow, publish(verdict(old_version.name(), 1), false));
   flow.start();
   grown(trace);
   publish(verdict(new_version.name(), 1), false);
+  const std::uint64_t rtts = old_version.count(SL_CCA_RTT);
+  ASSERT_TRUE(trace.until([&](const auto&) { return old_version.count(SL_CCA_RTT) > rtts + 3; }));
   policy.set_args(SL_ITER_MIGRATE, SL_ITER_REPORT_ALL);
   path.in(0, [&] { policy.iterate<sl_report>("sl_iter_migrate"); });
   ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, new_version.name()); }));
   EXPECT_EQ(old_version.count(SL_CCA_SELF_MOVED), 0U) << "self-migration is off in this generation";
+  EXPECT_EQ(old_version.count(SL_CCA_NO_VERDICT), 0U);
   EXPECT_EQ(new_version.count(SL_CCA_STATE_ADOPTED), 1U);
   EXPECT_EQ(new_version.count(kCountBounded), 0U);
 }
@@ -409,30 +413,52 @@ TEST_F(Migration, ASocketFromBbrKeepsItsWindowAndComesBackOutOfCubic) {
   EXPECT_EQ(cubic.count(SL_CCA_RELEASE), 1U);
 }
 
-TEST_F(Migration, ANewGenerationWithTheSameCcaOnlyRescopes) {
+class Rescoping : public Migration, public testing::WithParamInterface<bool> {};
+
+TEST_P(Rescoping, ANewGenerationWithTheSameCcaBringsItsParametersWithoutAnIterator) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
-  Trace trace(path);
+  Trace trace(path, kParamsOffset);
+  publish(verdict(cubic.name(), 1, "", 0, 4), GetParam());
   Flow flow(path, cubic.name());
-  decided(flow, publish(verdict(cubic.name(), 1)));
   flow.start();
+  ASSERT_TRUE(trace.until([](const auto& events) { return !events.empty(); }));
+  ASSERT_TRUE(trace.until([](const auto& events) { return events.back().private_word == 4; }));
+  for (const auto& e : trace.events()) {
+    if (e.private_word == 4) break;
+    EXPECT_LE(e.delivered, 1U) << "before the first ACK of data";
+  }
   grown(trace);
-  const std::uint64_t second = publish(verdict(cubic.name(), 2, "", 0, 9));
-  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_RESCOPED) > 0; }));
-  const auto storage = policy.storage(flow.fd());
-  EXPECT_EQ(storage->generation, second);
-  EXPECT_EQ(storage->params, 9U);
+  EXPECT_EQ(cubic.count(SL_CCA_RESCOPED), 0U);
+  publish(verdict(cubic.name(), 2, "", 0, 9), GetParam());
+  const std::uint64_t since = now_ns();
+  ASSERT_TRUE(trace.until([&](const auto& events) { return events.back().private_word == 9; }));
+  EXPECT_EQ(cubic.count(SL_CCA_RESCOPED), 1U);
+  // One RTT until the point, one until the trace shows it.
+  int rtts = 0;
+  std::optional<std::uint32_t> end;
+  for (const auto& e : trace.events()) {
+    if (e.time_ns < since || e.kind != CCA_TRACE_ACK || e.private_word == 9) continue;
+    if (!end || static_cast<std::int32_t>(e.snd_una - *end) >= 0) end = e.snd_nxt, ++rtts;
+  }
+  EXPECT_LE(rtts, 2);
+  const std::uint64_t rounds = cubic.count(SL_CCA_RTT);
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_RTT) > rounds + 5; }));
+  EXPECT_EQ(cubic.count(SL_CCA_RESCOPED), 1U) << "asked once per generation";
   EXPECT_EQ(cubic.count(SL_CCA_INIT), 1U);
   EXPECT_EQ(cubic.count(SL_CCA_RELEASE), 0U);
+  EXPECT_FALSE(policy.storage(flow.fd()));
 }
+INSTANTIATE_TEST_SUITE_P(SelfMigration, Rescoping, testing::Bool(),
+                         [](const auto& test) { return std::string(test.param ? "on" : "off"); });
 
 TEST_F(Migration, ACcaThatNeedsEcnIsNotTakenWithoutIt) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy, "a")), fallback(Cca::cubic(&policy, "b"));
   Cca needs_ecn({.file = "tests/bpf/cca_points.o", .struct_ops = "points_ecn", .suffix = "e", .policy = &policy});
   Trace trace(path);
+  publish(verdict(cubic.name(), 1));
   Flow flow(path, cubic.name());
-  decided(flow, publish(verdict(cubic.name(), 1)));
   flow.start();
   grown(trace);
   publish(verdict(needs_ecn.name(), 1, fallback.name()));
@@ -446,32 +472,90 @@ TEST_F(Migration, ARefusedSwitchLeavesTheSocketToTheIterator) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
   Trace trace(path);
+  publish(verdict(cubic.name(), 1));
   Flow flow(path, cubic.name());
-  const std::uint64_t first = publish(verdict(cubic.name(), 1));
-  decided(flow, first);
   flow.start();
   grown(trace);
   publish(verdict("slt_nobody", 1));
   ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_SELF_FAILED) > 0; }));
   EXPECT_EQ(flow.cca(), cubic.name());
-  EXPECT_EQ(policy.storage(flow.fd())->generation, first) << "still undone";
+  policy.set_args(SL_ITER_MIGRATE, SL_ITER_DRY_RUN | SL_ITER_REPORT_ALL);
+  path.in(0, [&] {
+    const auto records = policy.iterate<sl_report>("sl_iter_migrate");
+    ASSERT_EQ(records.size(), 1U);
+    EXPECT_EQ(records[0].outcome, SL_OUTCOME_MOVED) << "still to do";
+    EXPECT_EQ(records[0].generation, 0U);
+    EXPECT_EQ(records[0].origin, SL_ORIGIN_NONE) << "what was not done is not stored";
+  });
 }
 
-TEST_F(Migration, NothingMovesWithoutARuleOrBeforeADecision) {
+TEST_F(Migration, NothingMovesWithoutARule) {
   Path path(kLine);
-  Cca cubic(Cca::cubic(&policy, "a")), other(Cca::cubic(&policy, "b"));
+  Cca cubic(Cca::cubic(&policy));
   Trace trace(path);
+  publish(verdict(cubic.name(), 1));
   Flow flow(path, cubic.name());
-  decided(flow, 0);  // nobody decided
   flow.start();
-  publish(verdict(other.name(), 1));
   grown(trace);
-  EXPECT_EQ(flow.cca(), cubic.name());
-  decided(flow, 1);
   const std::uint64_t empty = policy.publish({});
   policy.set_generation_entry(empty, {empty, SL_GEN_SELF_MIGRATE, 0, {}});
-  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_NO_VERDICT) > 0; }));
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_NO_VERDICT) > 1; }));
   EXPECT_EQ(flow.cca(), cubic.name());
+}
+
+TEST_F(Migration, WhomThePolicyDidNotChooseLeavesAtItsFirstRtt) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy, "a")), other(Cca::cubic(&policy, "b"));
+  Trace trace(path, kParamsOffset);
+  publish(verdict(other.name(), 1, "", 0, 5));
+  Flow flow(path, cubic.name());  // as an application may
+  EXPECT_EQ(flow.cca(), cubic.name()) << "not within the handshake";
+  flow.start();
+  ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, other.name()); }));
+  EXPECT_EQ(trace.events().front().private_word, 0U) << "the global set meanwhile";
+  EXPECT_EQ(trace.events().back().private_word, 5U);
+  EXPECT_EQ(cubic.count(SL_CCA_SELF_MOVED), 1U);
+}
+
+TEST_F(Migration, ASocketThatIsMovedInHasItsParametersFromInitOn) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace(path, kParamsOffset);
+  publish(verdict(cubic.name(), 1, "", 0, 6), false);
+  Flow flow(path, "reno");
+  flow.start();
+  ASSERT_TRUE(trace.until([](const auto& events) { return events.size() > 300; }));
+  flow.set_cca(cubic.name());
+  ASSERT_TRUE(trace.until([&](const auto& events) { return runs(events, cubic.name()); }));
+  for (const auto& e : trace.events()) {
+    if (cubic.name() == e.cca) {
+      EXPECT_EQ(e.private_word, 6U);
+    }
+  }
+  EXPECT_FALSE(policy.storage(flow.fd()));
+}
+
+TEST_F(Migration, StorageIsCreatedOnlyToHandOverWhatWasLearned) {
+  Path path(kLine);
+  Cca cubic(Cca::cubic(&policy));
+  Trace trace(path);
+  publish(verdict(cubic.name(), 1));
+  Flow flow(path, cubic.name());
+  flow.set_cca("reno");
+  EXPECT_EQ(cubic.count(SL_CCA_RELEASE), 1U);
+  EXPECT_FALSE(policy.storage(flow.fd())) << "only the handshake was acknowledged";
+  flow.set_cca(cubic.name());
+  flow.start();
+  grown(trace);
+  EXPECT_FALSE(policy.storage(flow.fd()));
+  flow.set_cca("reno");
+  const auto storage = policy.storage(flow.fd());
+  ASSERT_TRUE(storage);
+  EXPECT_EQ(storage->state_tag, static_cast<std::uint32_t>(SL_STATE_LEARNED));
+  EXPECT_EQ(storage->origin, SL_ORIGIN_NONE);
+  flow.set_cca(cubic.name());
+  EXPECT_EQ(cubic.count(SL_CCA_STATE_ADOPTED), 1U);
+  EXPECT_EQ(cubic.count(SL_CCA_NO_STORAGE), 0U);
 }
 
 TEST_F(Migration, StateOfAnotherLayoutOrTooOldIsRefused) {
@@ -498,12 +582,11 @@ TEST_F(Migration, StateOfAnotherLayoutOrTooOldIsRefused) {
 
 // ---- what is missing ---------------------------------------------------------------------------------------------------
 
-TEST_F(Migration, WithoutStorageAndParametersTheDefaultsHoldAndAreCounted) {
+TEST_F(Migration, WithoutPolicyAndParametersTheDefaultsHoldAndAreCounted) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
   Trace trace(path);
   Flow flow(path, cubic.name());
-  EXPECT_EQ(cubic.count(SL_CCA_NO_STORAGE), 1U);
   flow.start();
   grown(trace);
   EXPECT_GT(cubic.count(SL_CCA_NO_PARAMS), 0U);
@@ -521,11 +604,11 @@ TEST_F(Migration, AnotherSchemaMeansNoSharedState) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy, "a")), other(Cca::cubic(&policy, "b"));
   Trace trace(path);
-  const std::uint64_t first = publish(verdict(cubic.name(), 1));
+  publish(verdict(cubic.name(), 1));
   policy.set_schema(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION + 1);
   Flow flow(path, cubic.name());
   EXPECT_EQ(cubic.count(SL_CCA_SCHEMA_MISMATCH), 1U);
-  decided(flow, first);
+  store(flow, 0);
   flow.start();
   publish(verdict(other.name(), 1));
   grown(trace);
@@ -538,16 +621,18 @@ TEST_F(Migration, TheLoggerWritesOneRecordPerRttForSelectedSocketsOnly) {
   Path path(kLine);
   Cca cubic(Cca::cubic(&policy));
   Trace trace(path);
+  publish(verdict(cubic.name(), 1));
   Flow flow(path, cubic.name());
-  decided(flow, 0);
   flow.start();
   grown(trace);
   EXPECT_GT(cubic.count(SL_CCA_RTT), 5U);
+  store(flow, 0);
+  publish(verdict(cubic.name(), 1));  // a storage of which the CCA did not know is seen when the generation moves
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_RESCOPED) > 0; }));
+  const std::uint64_t rtts = cubic.count(SL_CCA_RTT);
+  ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_RTT) > rtts + 3; }));
   EXPECT_EQ(cubic.count(SL_CCA_LOG), 0U);
-  sl_sock storage{};
-  storage.flags = SL_SOCK_LOG;
-  const int fd = flow.fd();
-  must(bpf_map_update_elem(policy.map("sl_sock"), &fd, &storage, BPF_ANY) == 0, "sl_sock");
+  store(flow, SL_SOCK_LOG);
   ASSERT_TRUE(trace.until([&](const auto&) { return cubic.count(SL_CCA_LOG) >= 5; }));
   EXPECT_LE(cubic.count(SL_CCA_LOG), cubic.count(SL_CCA_RTT));
 
@@ -556,7 +641,7 @@ TEST_F(Migration, TheLoggerWritesOneRecordPerRttForSelectedSocketsOnly) {
   must(bpf_map_lookup_elem(must(cubic.object().map("sl_log_last")).fd(), &zero, slots.data()) == 0, "sl_log_last");
   std::uint64_t cookie = 0;
   socklen_t size = sizeof(cookie);
-  must(getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0, "SO_COOKIE");
+  must(getsockopt(flow.fd(), SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0, "SO_COOKIE");
   bool found = false;
   for (const sl_log_record& record : slots) {
     if (record.time_ns == 0) continue;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Two CCAs as small as the kernel accepts, one of which needs ECN: what the tests of bundle `policy` select. They are given names of
- * the test's own before they are loaded. `slt_inits` counts what .init saw in sl_sock, to prove that it is written before.
+ * the test's own before they are loaded. Their .init asks the policy, as one on the SDK does for a socket that is moved in.
  */
 #include <sluice/bpf/select.bpf.h>
 
@@ -9,17 +9,16 @@
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
-__u64 slt_init_params;		/* params that the last .init found in its sl_sock, + 1; 0 = no storage */
+__u64 slt_init_params;		/* params that the last .init was told by sl_select(), + 1; 0 = none */
 int slt_init_selected = -1;	/* result of sl_select() in the last .init: it works in struct_ops; -1 = never ran */
 
 SEC("struct_ops")
 void BPF_PROG(slt_init, struct sock *sk)
 {
-	struct sl_sock *st = sl_storage(sk);
 	struct sl_selection sel = {};
 
-	slt_init_params = st ? st->params + 1ULL : 0;
-	slt_init_selected = sl_select(sk, st, &sel);
+	slt_init_selected = sl_select(sk, NULL, &sel);
+	slt_init_params = sel.verdict ? sel.verdict->params + 1ULL : 0;
 }
 
 SEC("struct_ops")

@@ -9,7 +9,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 struct measured {
 	__u64 empty_ns;		/* ROUNDS of an empty call */
 	__u64 storage_ns;	/* of sl_storage() */
-	__u64 cached_ns;	/* of sl_select() with the scope of this generation */
+	__u64 cached_ns;	/* of sl_select() with a scope of this generation */
 	__u64 full_ns;		/* of sl_select() without */
 	__u64 sockets;
 };
@@ -22,6 +22,7 @@ struct {
 
 struct loop_ctx {
 	struct sock_common *skc;
+	struct sl_selection scope;
 	__u32 what;
 	int sink;
 };
@@ -30,27 +31,29 @@ static long once(__u32 i, struct loop_ctx *c)
 {
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(c->skc);
 	struct sl_selection sel = {};
-	struct sl_sock *st = NULL;
 
 	if (!tp)
 		return 1;
 	if (c->what == 0)
 		return 0;
-	if (c->what == 1 || c->what == 2)
-		st = sl_storage(tp);
 	if (c->what == 1) {
-		c->sink += st != NULL;
+		c->sink += sl_storage(tp) != NULL;
 		return 0;
 	}
-	c->sink += sl_select((struct sock *)tp, st, &sel);
+	c->sink += sl_select((struct sock *)tp, c->what == 2 ? &c->scope : NULL, &sel);
 	return 0;
 }
 
 static __always_inline __u64 rounds(struct sock_common *skc, __u32 what)
 {
 	struct loop_ctx c = { .skc = skc, .what = what };
-	__u64 start = bpf_ktime_get_ns();
+	struct tcp_sock *tp = bpf_skc_to_tcp_sock(skc);
+	__u64 start;
 
+	if (!tp)
+		return 0;
+	sl_select_scope((struct sock *)tp, &c.scope);
+	start = bpf_ktime_get_ns();
 	bpf_loop(ROUNDS, once, &c, 0);
 	return bpf_ktime_get_ns() - start;
 }

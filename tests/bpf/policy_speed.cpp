@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "policy_fixture.h"
+#include "bpf/cca_fixture.h"
 
 namespace sluice::test {
 namespace {
@@ -130,7 +130,7 @@ void many_sockets(size_t sockets) {
 
   const uint64_t before = slab_bytes();
   policy.publish(tables(name, 0, 10));
-  migrate(policy, "migrate: native -> BPF, storage created", sockets);
+  migrate(policy, "migrate: native -> BPF", sockets);
   printf("  %-46s %10.0f bytes/socket\n", "storage", static_cast<double>(slab_bytes() - before) / static_cast<double>(sockets));
   migrate(policy, "migrate: nothing to do", sockets);
   must(bpf_link__update_map(link.get(), newer.map("slt_plain")) == 0, "update link");
@@ -187,8 +187,7 @@ void handshakes() {
   const Cgroup with("sluice_policy_speed_" + std::to_string(getpid()));
   PolicyObject policy;
   const Link hook = policy.attach(with);
-  const CcaObject cca(policy);
-  const Link link = cca.attach("slt_plain");
+  const Cca cubic(Cca::cubic(&policy));
   const int selector = bpf_program__fd(policy.program("sl_selector"));
   const auto set_selector = [&](bool on) {
     const uint32_t stage = 1;
@@ -198,7 +197,7 @@ void handshakes() {
       must(bpf_map_delete_elem(policy.map("sl_stages"), &stage) == 0, "sl_stages");
   };
   policy.publish(tables("reno", 0, 1000));  // slot 1
-  policy.publish(tables(CcaObject::plain_name(), 0, 1000));
+  policy.publish(tables(cubic.name(), 0, 1000));
   struct Arm {
     const char* what;
     bool in_cgroup;
@@ -210,9 +209,9 @@ void handshakes() {
   Arm arms[] = {{"without", false, 0, true, "bbr"},
                 {"without, default reno", false, 0, true, "reno"},
                 {"hook, no policy", true, 0, true, "bbr"},
-                {"+ resolver, storage", true, 2, false, "bbr"},
+                {"+ resolver", true, 2, false, "bbr"},
                 {"+ selector, native CCA", true, 1, true, "bbr"},
-                {"+ selector, BPF CCA", true, 2, true, "bbr"}};
+                {"+ selector, bundle cubic", true, 2, true, "bbr"}};
   constexpr int kBlocks = 100, kPerBlock = 100;
   for (int block = 0; block < kBlocks; ++block) {
     for (Arm& arm : arms) {

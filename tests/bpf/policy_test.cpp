@@ -76,7 +76,7 @@ class PolicyTest : public testing::Test {
 
   void expect_untouched(const UniqueFd& fd) {
     EXPECT_EQ(cca_of(fd), default_);
-    EXPECT_FALSE(policy_.storage(fd.get()).has_value());
+    EXPECT_FALSE(has_storage(fd));
   }
 
   static std::vector<sl_report> of_socket(const std::vector<sl_report>& all, uint64_t cookie) {
@@ -89,6 +89,21 @@ class PolicyTest : public testing::Test {
     const auto found = of_socket(all, cookie_of(fd));
     EXPECT_EQ(found.size(), 1u);
     return found.empty() ? sl_report{} : found.front();
+  }
+  // What the kernel reports of a socket now.
+  sl_report observed(const UniqueFd& fd) const {
+    cookie_of(fd);
+    return report_of(policy_.iterate<sl_report>("sl_iter_observe"), fd);
+  }
+  bool has_storage(const UniqueFd& fd) const { return policy_.storage(fd.get()).has_value(); }
+  // As a CCA leaves it that moved itself here under `generation`.
+  void store(const UniqueFd& fd, uint64_t generation, uint32_t rule) const {
+    sl_sock value{};
+    value.generation = generation;
+    value.rule_id = rule;
+    value.origin = SL_ORIGIN_SELF;
+    const int key = fd.get();
+    must(bpf_map_update_elem(policy_.map("sl_sock"), &key, &value, BPF_ANY) == 0, "sl_sock");
   }
   std::vector<sl_report> migrate(uint32_t flags = SL_ITER_REPORT_ALL, uint32_t only_map_id = 0) {
     policy_.set_args(SL_ITER_MIGRATE, flags, only_map_id);
@@ -115,18 +130,19 @@ TEST_P(PolicyByFamily, BothEndsGetWhatTheirOwnViewOfTheOtherSays) {
   EXPECT_EQ(cca_of(c.server), other_);
   EXPECT_EQ(cca_of(c.client), third_);
 
-  const auto client = policy_.storage(c.client.get()), server = policy_.storage(c.server.get());
-  ASSERT_TRUE(client && server);
-  EXPECT_EQ(client->generation, generation);
-  EXPECT_EQ(client->rule_id, 8u);
-  EXPECT_EQ(client->params, 4u);
-  EXPECT_EQ(client->place_id, GetParam() == Ip::kV6 ? 22u : 21u);
-  EXPECT_EQ(client->place_class, kServerClass);
-  EXPECT_EQ(client->locality, SL_LOCALITY_CROSS_REGION);
-  EXPECT_EQ(client->origin, SL_ORIGIN_CONNECT);
-  EXPECT_EQ(server->rule_id, 7u);
-  EXPECT_EQ(server->place_id, GetParam() == Ip::kV6 ? 12u : 11u);
-  EXPECT_EQ(server->origin, SL_ORIGIN_ESTABLISHED);
+  const sl_report client = observed(c.client), server = observed(c.server);
+  EXPECT_EQ(client.generation, generation);
+  EXPECT_EQ(client.rule_id, 8u);
+  EXPECT_EQ(client.params, 4u);
+  EXPECT_EQ(client.place_id, GetParam() == Ip::kV6 ? 22u : 21u);
+  EXPECT_EQ(client.locality, SL_LOCALITY_CROSS_REGION);
+  EXPECT_EQ(client.origin, SL_ORIGIN_NONE);
+  EXPECT_EQ(server.generation, generation);
+  EXPECT_EQ(server.rule_id, 7u);
+  EXPECT_EQ(server.params, 3u);
+  EXPECT_EQ(server.place_id, GetParam() == Ip::kV6 ? 12u : 11u);
+  EXPECT_FALSE(has_storage(c.client));
+  EXPECT_FALSE(has_storage(c.server));
 
   EXPECT_EQ(bumps(SL_POLICY_CONNECT), 1u);
   EXPECT_EQ(bumps(SL_POLICY_ACTIVE), 1u);
@@ -146,7 +162,7 @@ TEST_F(PolicyTest, ConnectDecidesBeforeTheHandshake) {
   const UniqueFd client = start_connecting(listener);
   EXPECT_EQ(info_of(client).tcpi_state, BPF_TCP_SYN_SENT);
   EXPECT_EQ(cca_of(client), third_);
-  EXPECT_EQ(policy_.storage(client.get())->origin, SL_ORIGIN_CONNECT);
+  EXPECT_EQ(observed(client).rule_id, 2u);
 }
 
 TEST_F(PolicyTest, ASocketThatIsConnectedAnewIsResolvedAnew) {
@@ -154,7 +170,8 @@ TEST_F(PolicyTest, ASocketThatIsConnectedAnewIsResolvedAnew) {
   attach();
   const Listener listener;
   Connection c(listener);
-  EXPECT_EQ(policy_.storage(c.client.get())->place_id, 21u);
+  EXPECT_EQ(observed(c.client).place_id, 21u);
+  store(c.client, policy_.generation(), 2);  // as if it had moved itself meanwhile
   sockaddr nowhere{};
   nowhere.sa_family = AF_UNSPEC;
   ASSERT_EQ(connect(c.client.get(), &nowhere, sizeof(nowhere)), 0);
@@ -164,8 +181,12 @@ TEST_F(PolicyTest, ASocketThatIsConnectedAnewIsResolvedAnew) {
   ASSERT_EQ(listen(other.get(), 1), 0);
   ASSERT_EQ(getsockname(other.get(), home.get(), &home.size), 0);
   ASSERT_EQ(connect(c.client.get(), home.get(), home.size), 0);
-  EXPECT_EQ(policy_.storage(c.client.get())->place_id, 11u);
-  EXPECT_EQ(policy_.storage(c.client.get())->rule_id, 1u);
+  const auto st = policy_.storage(c.client.get());
+  ASSERT_TRUE(st);
+  EXPECT_EQ(st->place_id, 11u);
+  EXPECT_EQ(st->place_class, kClientClass);
+  EXPECT_EQ(st->rule_id, 1u);
+  EXPECT_EQ(st->origin, SL_ORIGIN_ESTABLISHED);
   EXPECT_EQ(cca_of(c.client), other_);
   EXPECT_EQ(bumps(SL_POLICY_RECONCILED), 0u);
 }
@@ -185,10 +206,10 @@ TEST_P(PolicyByFamily, AServiceIsFoundBySourcePortAndCgroupAndTheEarliestWins) {
   {
     const Listener listener(GetParam(), kPort);
     const Connection c(listener);
-    EXPECT_EQ(policy_.storage(c.client.get())->service_id, 3u);  // by source
-    EXPECT_EQ(policy_.storage(c.client.get())->rule_id, 23u);
-    EXPECT_EQ(policy_.storage(c.server.get())->service_id, 4u);  // by local port
-    EXPECT_EQ(policy_.storage(c.server.get())->rule_id, 14u);
+    EXPECT_EQ(observed(c.client).service_id, 3u);  // by source
+    EXPECT_EQ(observed(c.client).rule_id, 23u);
+    EXPECT_EQ(observed(c.server).service_id, 4u);  // by local port
+    EXPECT_EQ(observed(c.server).rule_id, 14u);
     EXPECT_EQ(cca_of(c.server), other_);
     EXPECT_EQ(cca_of(c.client), third_);
   }
@@ -196,14 +217,17 @@ TEST_P(PolicyByFamily, AServiceIsFoundBySourcePortAndCgroupAndTheEarliestWins) {
     where->enter();
     const Listener listener(GetParam());
     const Connection c(listener);
-    EXPECT_EQ(policy_.storage(c.client.get())->service_id, 2u);  // cgroup 2 stands before source 3
-    EXPECT_EQ(policy_.storage(c.server.get())->service_id, 2u);
+    EXPECT_EQ(observed(c.client).service_id, 2u);  // cgroup 2 stands before source 3
+    EXPECT_EQ(observed(c.server).service_id, 2u);
+    EXPECT_EQ(cca_of(c.client), third_);
+    EXPECT_EQ(cca_of(c.server), other_);
     cgroup_.enter();
   }
   const Listener listener(GetParam());
   const Connection c(listener);
-  EXPECT_EQ(policy_.storage(c.server.get())->service_id, 0u);
-  EXPECT_EQ(policy_.storage(c.server.get())->rule_id, 1u);
+  EXPECT_EQ(observed(c.server).service_id, 0u);
+  EXPECT_EQ(observed(c.server).rule_id, 1u);
+  EXPECT_EQ(cca_of(c.server), default_);
 }
 
 TEST_F(PolicyTest, AncestorsBeyondSixteenAreNotAskedAndThatIsCounted) {
@@ -221,9 +245,9 @@ TEST_F(PolicyTest, AncestorsBeyondSixteenAreNotAskedAndThatIsCounted) {
   const Listener listener;
   levels.back()->enter();
   const Connection c(listener);
-  EXPECT_EQ(policy_.storage(c.client.get())->service_id, 6u);
-  EXPECT_EQ(bumps(SL_POLICY_CGROUP_DEEP), 1u);
-  EXPECT_EQ(policy_.storage(c.server.get())->service_id, 5u);  // a child has its listener's cgroup
+  EXPECT_EQ(bumps(SL_POLICY_CGROUP_DEEP), 2u);  // CONNECT and ACTIVE
+  EXPECT_EQ(observed(c.client).service_id, 6u);
+  EXPECT_EQ(observed(c.server).service_id, 5u);  // a child has its listener's cgroup
   cgroup_.enter();
   while (!levels.empty()) levels.pop_back();
 }
@@ -236,8 +260,9 @@ TEST_F(PolicyTest, AnAddressThatNoPrefixHoldsIsOfTheUnknownClass) {
   const Listener listener;
   const Connection c(listener);
   EXPECT_EQ(cca_of(c.client), other_);
-  EXPECT_EQ(policy_.storage(c.client.get())->locality, SL_LOCALITY_UNKNOWN);
-  EXPECT_EQ(policy_.storage(c.client.get())->place_id, 0u);
+  EXPECT_EQ(observed(c.client).rule_id, 1u);
+  EXPECT_EQ(observed(c.client).locality, SL_LOCALITY_UNKNOWN);
+  EXPECT_EQ(observed(c.client).place_id, 0u);
 }
 
 TEST_F(PolicyTest, TheLongestPrefixDecides) {
@@ -249,7 +274,7 @@ TEST_F(PolicyTest, TheLongestPrefixDecides) {
   const Listener listener;
   const Connection c(listener);
   EXPECT_EQ(cca_of(c.client), third_);
-  EXPECT_EQ(policy_.storage(c.client.get())->locality, SL_LOCALITY_INTRA_RACK);
+  EXPECT_EQ(observed(c.client).locality, SL_LOCALITY_INTRA_RACK);
 }
 
 TEST_F(PolicyTest, WithoutAPolicyNothingIsTouched) {
@@ -296,8 +321,8 @@ TEST_F(PolicyTest, WithoutARuleTheSocketKeepsItsCcaAndThatIsCounted) {
   attach();
   const Listener listener;
   const Connection c(listener);
-  EXPECT_EQ(cca_of(c.client), default_);
-  EXPECT_EQ(policy_.storage(c.client.get())->origin, SL_ORIGIN_NONE);
+  expect_untouched(c.client);
+  EXPECT_EQ(observed(c.client).generation, 0u);
   EXPECT_EQ(bumps(SL_POLICY_NO_RULE), 3u);  // CONNECT, ACTIVE; the listener has no CCA named either
 }
 
@@ -306,26 +331,30 @@ TEST_F(PolicyTest, AnUnknownCcaIsRefusedAndWhatWasDecidedBeforeStays) {
   attach();
   const Listener listener;
   const Connection c(listener);
-  EXPECT_EQ(cca_of(c.client), default_);
-  const auto st = policy_.storage(c.client.get());
-  ASSERT_TRUE(st);
-  EXPECT_EQ(st->rule_id, 0u);
-  EXPECT_EQ(st->origin, SL_ORIGIN_NONE);
+  expect_untouched(c.client);
+  EXPECT_EQ(observed(c.client).generation, 0u) << "it does not run what was decided";
   EXPECT_EQ(bumps(SL_POLICY_SET_FAILED), 2u);
+
+  store(c.client, 77, 9);
+  EXPECT_EQ(report_of(migrate(), c.client).outcome, SL_OUTCOME_SET_FAILED);
+  EXPECT_EQ(policy_.storage(c.client.get())->rule_id, 9u);
+  EXPECT_EQ(policy_.storage(c.client.get())->generation, 77u);
 }
 
-TEST_F(PolicyTest, AListenerCarriesItsOwnCcaAndChildrenDoNotInheritItsStorage) {
+TEST_F(PolicyTest, AListenerCarriesItsOwnCcaAndChildrenTheirs) {
   const uint64_t generation = policy_.publish(tables(verdict(default_, 1), verdict(default_, 2), third_));
   attach();
   const Listener listener;
   EXPECT_EQ(cca_of(listener.fd), third_);
-  const auto st = policy_.storage(listener.fd.get());
-  ASSERT_TRUE(st);
-  EXPECT_EQ(st->generation, generation);
-  EXPECT_EQ(st->origin, SL_ORIGIN_LISTEN);
-  EXPECT_TRUE(st->flags & SL_SOCK_LISTENER);
+  const sl_report seen = observed(listener.fd);
+  EXPECT_EQ(seen.generation, generation);
+  EXPECT_TRUE(seen.sock_flags & SL_SOCK_LISTENER);
+  EXPECT_FALSE(has_storage(listener.fd));
+  store(listener.fd, generation, 0);
   const Connection c(listener);
-  EXPECT_FALSE(policy_.storage(c.server.get())->flags & SL_SOCK_LISTENER);
+  EXPECT_FALSE(has_storage(c.server)) << "never cloned";
+  EXPECT_EQ(cca_of(c.server), default_);
+  EXPECT_FALSE(observed(c.server).sock_flags & SL_SOCK_LISTENER);
 }
 
 TEST_F(PolicyTest, TheInitialWindowIsSetOnceEstablished) {
@@ -371,8 +400,30 @@ TEST_F(PolicyTest, TheSelectorLooksUpWhatTheResolverDidNotLeave) {
   const Connection c(listener);
   EXPECT_EQ(cca_of(c.client), third_);
   EXPECT_EQ(cca_of(c.server), other_);
-  EXPECT_EQ(bumps(SL_POLICY_LPM_FALLBACK), 2u);  // CONNECT and PASSIVE; ACTIVE finds what CONNECT left
-  EXPECT_TRUE(policy_.storage(c.server.get())->flags & SL_SOCK_LPM_FALLBACK);
+  EXPECT_EQ(bumps(SL_POLICY_LPM_FALLBACK), 3u);  // CONNECT, ACTIVE and PASSIVE
+}
+
+TEST_F(PolicyTest, WhatTheResolverLeftForAnotherSocketIsNotTaken) {
+  policy_.publish(tables(verdict(other_, 1), verdict(third_, 2)));
+  attach();
+  // As if a program for another socket had been interrupted between the two stages, on every CPU: it is the owner (the first
+  // word).
+  const auto cpus = static_cast<size_t>(libbpf_num_possible_cpus());
+  bpf_map_info info{};
+  uint32_t size = sizeof(info);
+  ASSERT_EQ(bpf_map_get_info_by_fd(policy_.map("sl_handed"), &info, &size), 0);
+  const size_t words = info.value_size / sizeof(uint64_t);
+  std::vector<uint64_t> left(cpus * words, 0x1234567);
+  const uint32_t zero = 0;
+  ASSERT_EQ(bpf_map_update_elem(policy_.map("sl_handed"), &zero, left.data(), BPF_ANY), 0);
+  const Listener listener;
+  const Connection c(listener);
+  EXPECT_EQ(cca_of(c.client), third_);
+  EXPECT_EQ(cca_of(c.server), other_);
+  EXPECT_EQ(bumps(SL_POLICY_LPM_FALLBACK), 3u);
+  std::vector<uint64_t> now(left.size());
+  ASSERT_EQ(bpf_map_lookup_elem(policy_.map("sl_handed"), &zero, now.data()), 0);
+  EXPECT_EQ(now, left) << "it is the other socket's";
 }
 
 TEST_F(PolicyTest, APolicyReplacedDuringTheHandshakeHoldsAsAWhole) {
@@ -394,15 +445,15 @@ TEST_F(PolicyTest, APolicyReplacedDuringTheHandshakeHoldsAsAWhole) {
 
   EXPECT_EQ(cca_of(client), other_);
   EXPECT_EQ(cca_of(server), third_);
-  const auto st = policy_.storage(client.get());
-  EXPECT_EQ(st->generation, generation);
-  EXPECT_EQ(st->rule_id, 4u);
-  EXPECT_EQ(st->params, 4u);
-  EXPECT_EQ(st->place_id, 77u);
+  const sl_report seen = observed(client);
+  EXPECT_EQ(seen.generation, generation);
+  EXPECT_EQ(seen.rule_id, 4u);
+  EXPECT_EQ(seen.params, 4u);
+  EXPECT_EQ(seen.place_id, 77u);
   EXPECT_EQ(bumps(SL_POLICY_RECONCILED), 1u);
 }
 
-TEST_F(PolicyTest, TheCcasInitFindsTheDecisionAndCanSelectItself) {
+TEST_F(PolicyTest, TheCcasInitLearnsItsParametersFromThePolicy) {
   const CcaObject cca(policy_);
   const Link plain = cca.attach("slt_plain");
   policy_.publish(tables(verdict(other_, 1), verdict(CcaObject::plain_name(), 2, "", 0, 6)));
@@ -442,9 +493,8 @@ TEST_P(PolicyByFamily, WithoutEcnTheFallbackIsTaken) {
   const Connection c(listener);
   EXPECT_FALSE(has_ecn(c.client));
   EXPECT_EQ(cca_of(c.client), other_);
-  const auto st = policy_.storage(c.client.get());
-  EXPECT_TRUE(st->flags & SL_SOCK_ECN_FALLBACK);
-  EXPECT_EQ(st->params, 6u);
+  EXPECT_TRUE(observed(c.client).sock_flags & SL_SOCK_ECN_FALLBACK);
+  EXPECT_EQ(observed(c.client).params, 6u);
   EXPECT_EQ(bumps(SL_POLICY_NEEDS_ECN), 2u);
   EXPECT_EQ(bumps(SL_POLICY_NEEDS_ECN_YES), 0u);
   EXPECT_EQ(bumps(SL_POLICY_ECN_FALLBACK), 1u);
@@ -514,15 +564,16 @@ TEST_P(PolicyByFamily, MigrateMovesEstablishedSocketsAndListenersThatAreOlderTha
   for (const UniqueFd* fd : {&c.client, &c.server, &listener.fd}) {
     EXPECT_EQ(report_of(first, *fd).outcome, SL_OUTCOME_MOVED);
     EXPECT_EQ(report_of(first, *fd).generation, generation);
-    EXPECT_EQ(report_of(first, *fd).origin, SL_ORIGIN_ITERATOR);
+    EXPECT_FALSE(has_storage(*fd));
   }
   EXPECT_EQ(cca_of(c.client), third_);
   EXPECT_EQ(cca_of(c.server), other_);
   EXPECT_EQ(cca_of(listener.fd), third_);
-  EXPECT_EQ(policy_.storage(c.client.get())->params, 2u);
-  EXPECT_TRUE(policy_.storage(listener.fd.get())->flags & SL_SOCK_LISTENER);
+  EXPECT_TRUE(report_of(first, listener.fd).sock_flags & SL_SOCK_LISTENER);
 
   const sl_report client = report_of(first, c.client);
+  EXPECT_EQ(client.params, 2u);
+  EXPECT_EQ(client.rule_id, 2u);
   const Address local = address(GetParam(), 1, 0), remote = listener.where;
   const sl_prefix local_prefix = prefix(GetParam() == Ip::kV6 ? "fd01::1/128" : "127.1.0.1/32");
   EXPECT_EQ(memcmp(client.local_addr, local_prefix.addr, 16), 0);
@@ -541,23 +592,33 @@ TEST_P(PolicyByFamily, MigrateMovesEstablishedSocketsAndListenersThatAreOlderTha
   EXPECT_EQ(bumps(SL_POLICY_ITER_SEEN), 12u);
 }
 
-TEST_F(PolicyTest, MigrateRefreshesScopeAndParametersWhereTheCcaStays) {
+TEST_F(PolicyTest, MigrateRefreshesWhatIsStoredWhereTheCcaStays) {
   policy_.publish(tables(verdict(other_, 1), verdict(third_, 2), other_));
   attach();
   const Listener listener;
-  const Connection c(listener);
+  const Connection c(listener), d(listener);
+  store(c.client, policy_.generation(), 2);
   Tables newer = tables(verdict(other_, 1), verdict(third_, 3, "", 0, 9), other_);
   newer.places[2].second.place_id = 88;
   const uint64_t generation = policy_.publish(newer);
+  const auto dry = migrate(SL_ITER_REPORT_ALL | SL_ITER_DRY_RUN);
+  EXPECT_EQ(report_of(dry, c.client).outcome, SL_OUTCOME_RESCOPED);
+  EXPECT_EQ(report_of(dry, c.client).rule_id, 2u);
   const auto records = migrate();
   EXPECT_EQ(report_of(records, c.client).outcome, SL_OUTCOME_RESCOPED);
-  EXPECT_EQ(report_of(records, c.server).outcome, SL_OUTCOME_CURRENT);
+  for (const UniqueFd* fd : {&c.server, &d.client, &d.server}) {  // nothing is stored: nothing to refresh
+    EXPECT_EQ(report_of(records, *fd).outcome, SL_OUTCOME_CURRENT);
+    EXPECT_EQ(report_of(records, *fd).generation, generation);
+    EXPECT_FALSE(has_storage(*fd));
+  }
+  EXPECT_EQ(report_of(records, d.client).rule_id, 3u);
+  EXPECT_EQ(report_of(records, d.client).params, 9u);
   const auto st = policy_.storage(c.client.get());
   EXPECT_EQ(st->place_id, 88u);
   EXPECT_EQ(st->params, 9u);
   EXPECT_EQ(st->rule_id, 3u);
-  EXPECT_EQ(st->origin, SL_ORIGIN_CONNECT);  // who chose the CCA
-  EXPECT_EQ(policy_.storage(c.server.get())->generation, generation);
+  EXPECT_EQ(st->origin, SL_ORIGIN_SELF);  // who chose the CCA
+  EXPECT_EQ(st->generation, generation);
   EXPECT_EQ(bumps(SL_POLICY_ITER_RESCOPED), 1u);
   EXPECT_EQ(bumps(SL_POLICY_ITER_MOVED), 0u);
 }
@@ -612,7 +673,7 @@ TEST_F(PolicyTest, MigrateTakesTheFallbackOnConnectionsWithoutEcn) {
   for (const UniqueFd* fd : {&c.client, &c.server}) {
     EXPECT_EQ(report_of(records, *fd).outcome, SL_OUTCOME_MOVED);
     EXPECT_EQ(cca_of(*fd), other_);
-    EXPECT_TRUE(policy_.storage(fd->get())->flags & SL_SOCK_ECN_FALLBACK);
+    EXPECT_TRUE(report_of(records, *fd).sock_flags & SL_SOCK_ECN_FALLBACK);
   }
 }
 
@@ -653,8 +714,9 @@ TEST_F(PolicyTest, CountAddsUpSocketsByWhatTheyRun) {
   const Listener listener;
   std::vector<std::unique_ptr<Connection>> connections;
   for (int i = 0; i < 5; ++i) connections.push_back(std::make_unique<Connection>(listener));
-  policy_.publish(tables(verdict(other_, 1), verdict(third_, 2), third_));  // nobody is current now ...
-  const Connection late(listener);                                          // ... but these two
+  policy_.publish(tables(verdict(other_, 1), verdict(other_, 2), third_));  // clients are not current now ...
+  store(connections[0]->server, 1, 1);                                      // ... nor is what an older one decided
+  const Connection late(listener);
   policy_.iterate<char>("sl_iter_count");
   uint64_t clients = 0, servers = 0, listeners = 0, current = 0;
   sl_usage_key key{};
@@ -666,7 +728,7 @@ TEST_F(PolicyTest, CountAddsUpSocketsByWhatTheyRun) {
       listeners += usage.sockets;
     else if (key.rule_id == 1 && other_ == key.cca && key.locality == SL_LOCALITY_INTRA_REGION)
       servers += usage.sockets;
-    else if (key.rule_id == 2 && third_ == key.cca && key.locality == SL_LOCALITY_CROSS_REGION)
+    else if (key.rule_id == 2 && third_ == key.cca && key.locality == SL_LOCALITY_CROSS_REGION && !key.current_generation)
       clients += usage.sockets;
     if (key.current_generation) current += usage.sockets;
     if (!key.listener) {
@@ -674,9 +736,9 @@ TEST_F(PolicyTest, CountAddsUpSocketsByWhatTheyRun) {
     }
   }
   EXPECT_EQ(listeners, 1u);
-  EXPECT_EQ(servers, 6u);
-  EXPECT_EQ(clients, 6u);
-  EXPECT_EQ(current, 2u);
+  EXPECT_EQ(servers, 5u);  // the sixth has no locality in its storage
+  EXPECT_EQ(clients, 5u);  // the late one runs other_
+  EXPECT_EQ(current, 7u);  // listener, four of the servers, both ends of the late one
 }
 
 TEST_F(PolicyTest, FilesFindsSocketsOfEveryNamespaceByProcessAndDescriptor) {
@@ -714,6 +776,7 @@ TEST_F(PolicyTest, StorageFindsSocketsOfEveryNamespace) {
   attach();
   const Listener listener;
   const Connection c(listener);
+  store(c.client, policy_.generation(), 2);
   const auto seen_here = policy_.iterate<sl_report>("sl_iter_observe");
   enter_new_netns();
   bpf_iter_link_info info{};
@@ -724,7 +787,7 @@ TEST_F(PolicyTest, StorageFindsSocketsOfEveryNamespace) {
   options.link_info_len = sizeof(info);
   const auto records =
       PolicyObject::iterate<sl_report>(bpf_object__find_program_by_name(object.get(), "sl_iter_storage"), &options);
-  EXPECT_EQ(records.size(), 2u);
+  EXPECT_EQ(records.size(), 1u);
   EXPECT_EQ(report_of(records, c.client).cca, third_);
   EXPECT_EQ(report_of(records, c.client).netns_ino, report_of(seen_here, c.client).netns_ino);
 }

@@ -22,7 +22,7 @@
  * Differences from Linux's tcp_cubic: marks; RFC 9438's W_est; undo restores the epoch; no cwnd_event hook (idle time is seen by the
  * gap between window-limited ACKs, which also covers application-limited phases); state survives a migration.
  *
- * What a connection gets where something is missing: without sl_sock or its parameter set the defaults below, without ECN the
+ * What a connection gets where something is missing: without its parameter set the defaults below, without ECN the
  * loss reaction only. Each is counted.
  *
  * Time is kept in ticks of 1024 us, so that no division is needed to get it; sequence numbers and times wrap.

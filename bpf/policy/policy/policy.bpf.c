@@ -8,25 +8,28 @@
  *   1. sl_sockops, the dispatcher, leaves alone: other callbacks, MPTCP subflows, everything while no policy is published.
  *      It answers NEEDS_ECN itself (there is neither a full socket nor storage), and hands the rest to the first stage.
  *   2. Stages run in the order of sl_stages (= `stages` of bundle.yaml), each tail-calling the next: sl_resolver leaves place
- *      and service in sl_sock, sl_selector decides. A stage may find nothing of its predecessor and then looks up itself.
+ *      and service in sl_handed, sl_selector decides. A stage may find nothing of its predecessor and then looks up itself.
  *   3. Per callback (docs/connection-states.md):
  *      CONNECT             decide, so that a CCA that needs ECN asks for it in the SYN. ECN is not known yet.
- *      ACTIVE_ESTABLISHED  decide again: ECN is known (needs it, has none: the fallback), and the policy may have been replaced
+ *      ACTIVE_ESTABLISHED  decide anew: ECN is known (needs it, has none: the fallback), and the policy may have been replaced
  *                          since CONNECT: then the newer one holds for all of it. Initial window.
  *      LISTEN              the generation's listener CCA, never one that needs ECN: it would negotiate with everybody.
  *      NEEDS_ECN           a SYN that offers ECN: does the CCA of this place need it? Then accept, and send the SYN-ACK as ECT.
  *      PASSIVE_ESTABLISHED decide, with ECN known; the child starts with the listener's CCA and without sl_sock. Initial window.
  *   4. The CCA is set by name even where the name already fits: that is how a connection accepted from an old listener gets off a
  *      replaced version of the same name. The kernel makes nothing of it if the CCA is the very same. Only ACTIVE_ESTABLISHED leaves
- *      out what CONNECT has decided for the same generation: who replaces a version migrates afterwards, and finds the socket.
- *   5. `reply` is written only to say yes to NEEDS_ECN, callback flags never: other programs on the hook see no difference.
+ *      it out where CONNECT has set that name: who replaces a version migrates afterwards, and finds the socket.
+ *   5. No storage is created here: deciding again is cheaper than remembering (docs/design/0004-no-storage-at-connect.md). Where there
+ *      is sl_sock from earlier, the decision is written to it.
+ *   6. `reply` is written only to say yes to NEEDS_ECN, callback flags never: other programs on the hook see no difference.
  *
  * Iterators: sl_iter_observe, sl_iter_count and sl_iter_migrate walk the TCP sockets of one network namespace with each socket
  * locked; sl_iter_files reads all that a process holds, in every namespace (storage.bpf.c: all that have our storage).
  *
- *   6. A socket is right if its CCA is the struct_ops map that sl_cca_ids gives for the wanted name (no entry: a native CCA of that
- *      name) and its sl_sock is of the published generation. Names alone cannot tell a replaced version from its successor.
- *   7. A record that does not fit makes the kernel run the program again for the same socket, so room is tested before anything is
+ *   7. A socket is right if its CCA is the struct_ops map that sl_cca_ids gives for the wanted name (no entry: a native CCA of that
+ *      name) and a decision in its sl_sock, if there is one, is of the published generation. Parameters that changed under the same
+ *      CCA need no visit: a CCA on the SDK asks for them at its next RTT.
+ *   8. A record that does not fit makes the kernel run the program again for the same socket, so room is tested before anything is
  *      changed: a socket that was moved is reported as moved.
  */
 #include "report.bpf.h"
@@ -62,6 +65,29 @@ struct {
 
 extern void *bpf_cast_to_kern_ctx(void *obj) __ksym;
 extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id) __ksym;
+
+/*
+ * What sl_resolver hands to sl_selector. Both run in process context too, where a program for another socket may come between them
+ * on the same CPU (softirq, preemption): `owner` is taken by compare-and-swap and given back by the selector, and who finds it
+ * taken by another socket leaves it alone: its selector looks up itself.
+ */
+struct handed {
+	__u64 owner;			/* the socket's address; 0 = free */
+	struct sl_selection scope;	/* of sl_select_scope() */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct handed);
+} sl_handed SEC(".maps");
+
+static __always_inline struct handed *handed_here(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sl_handed, &zero);
+}
 
 static __always_inline struct tcp_sock *full_tcp_sock(struct bpf_sock_ops *ctx)
 {
@@ -160,99 +186,87 @@ int sl_sockops(struct bpf_sock_ops *ctx)
 SEC("sockops")
 int sl_resolver(struct bpf_sock_ops *ctx)
 {
-	struct sl_selection sel = {};
+	struct handed *handed = handed_here();
+	struct sl_selection scope = {};
 	struct tcp_sock *tp;
-	struct sl_sock *st;
+	__u64 owner, self;
 	int result;
 
-	if (ctx->op == BPF_SOCK_OPS_TCP_LISTEN_CB)
+	if (ctx->op == BPF_SOCK_OPS_TCP_LISTEN_CB || !handed)
 		goto next;
 	tp = full_tcp_sock(ctx);
 	if (!tp)
 		goto next;
-	st = sl_storage(tp);
-	/* A socket may be connected again, to another place; nothing else changes its scope within a generation. */
-	if (st && ctx->op != BPF_SOCK_OPS_TCP_CONNECT_CB && st->generation == sl_generation_now())
-		goto next;
-	result = sl_select_scope((struct sock *)tp, &sel);
+	result = sl_select_scope((struct sock *)tp, &scope);
 	if (result != SL_SELECT_OK) {
 		sl_count_result(result);
 		return 1;
 	}
-	if (!st)
-		st = sl_storage_create(tp);
-	if (st) {
-		sl_store_scope(st, &sel);
-		st->origin = SL_ORIGIN_NONE;
+	self = (__u64)tp;
+	owner = __sync_val_compare_and_swap(&handed->owner, 0, self);
+	if (!owner || owner == self) {	/* its own: no selector ran after the last one */
+		handed->scope.generation = scope.generation;
+		handed->scope.place = scope.place;
+		handed->scope.service_id = scope.service_id;
+		bpf_tail_call(ctx, &sl_stages, STAGE_RESOLVER + 1);
+		WRITE_ONCE(handed->owner, 0);	/* there is no next stage */
+		return 1;
 	}
 next:
 	bpf_tail_call(ctx, &sl_stages, STAGE_RESOLVER + 1);
 	return 1;
 }
 
-/* What a listener gets: `cca` is a copy, since the entry may be written anew meanwhile. */
-struct listener_choice {
-	char cca[SL_CCA_NAME_LEN];
-	struct sl_selection sel;
-	struct sl_choice choice;
-};
-
-static __always_inline int choose_listener(struct listener_choice *out)
+/* Takes what the resolver left for this socket: false if nothing. */
+static __always_inline bool take_scope(struct tcp_sock *tp, struct sl_selection *scope)
 {
-	struct sl_generation *entry;
-	int result = sl_begin(&out->sel, &entry);
+	struct handed *handed = handed_here();
 
-	if (result != SL_SELECT_OK || !entry)
-		return result;
-	__builtin_memcpy(out->cca, entry->listener_cca, sizeof(out->cca));
-	out->choice.params = entry->listener_params;
-	out->choice.cca = out->cca[0] ? out->cca : NULL;
-	return sl_consistent(&out->sel, entry) ? SL_SELECT_OK : SL_SELECT_TORN;
-}
-
-static __always_inline int switch_listener(void *target, struct sl_sock *st, const struct listener_choice *l,
-					   enum sl_origin origin)
-{
-	int error = sl_switch(target, st, &l->sel, &l->choice, origin);
-
-	if (st && !error)
-		st->flags |= SL_SOCK_LISTENER;
-	return error;
+	if (!handed || READ_ONCE(handed->owner) != (__u64)tp)
+		return false;
+	scope->generation = handed->scope.generation;
+	scope->place = handed->scope.place;
+	scope->service_id = handed->scope.service_id;
+	sl_read_barrier();
+	WRITE_ONCE(handed->owner, 0);
+	return true;
 }
 
 static __always_inline void select_listener(struct bpf_sock_ops *ctx, struct tcp_sock *tp)
 {
-	struct listener_choice l = {};
 	const void *before = tp->inet_conn.icsk_ca_ops;
+	struct listener_choice copy;
+	struct sl_selection sel = {};
+	struct sl_choice choice = {};
 	struct sl_sock *st;
-	int result = choose_listener(&l);
+	int result = choose_listener(&copy, &sel, &choice);
 
 	if (result != SL_SELECT_OK) {
 		sl_count_result(result);
 		return;
 	}
-	if (!l.choice.cca) {
+	if (!choice.cca) {
 		sl_count(SL_POLICY_NO_RULE);
 		return;
 	}
-	st = sl_storage_create(tp);
-	if (!st)
-		sl_count(SL_POLICY_NO_STORAGE);
-	if (switch_listener(ctx, st, &l, SL_ORIGIN_LISTEN))
+	st = sl_storage(tp);
+	if (sl_switch(ctx, st, &sel, &choice, SL_ORIGIN_LISTEN)) {
 		sl_count(SL_POLICY_SET_FAILED);
-	else
-		sl_count(before == tp->inet_conn.icsk_ca_ops ? SL_POLICY_KEPT : SL_POLICY_SELECTED);
+		return;
+	}
+	if (st)
+		st->flags |= SL_SOCK_LISTENER;
+	sl_count(before == tp->inet_conn.icsk_ca_ops ? SL_POLICY_KEPT : SL_POLICY_SELECTED);
 }
 
 SEC("sockops")
 int sl_selector(struct bpf_sock_ops *ctx)
 {
-	bool connecting = ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB;
-	bool lpm_fallback, decided, moved = false;
-	struct sl_selection sel = {};
+	bool connecting = ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB, active;
+	struct sl_selection sel = {}, scope = {};
 	struct sl_choice choice;
 	struct tcp_sock *tp;
-	struct sl_sock *st, *scope;
+	struct sl_sock *st;
 	const void *before;
 	int result, iw;
 
@@ -266,26 +280,13 @@ int sl_selector(struct bpf_sock_ops *ctx)
 		goto next;
 	}
 
-	/* At CONNECT only what the resolver has just left counts: the socket may have been connected elsewhere before. */
-	st = sl_storage(tp);
-	scope = connecting && st && st->origin != SL_ORIGIN_NONE ? NULL : st;
-	result = sl_select((struct sock *)tp, scope, &sel);
+	if (!take_scope(tp, &scope))
+		sl_count(SL_POLICY_LPM_FALLBACK);
+	result = sl_select((struct sock *)tp, &scope, &sel);
 	if (result != SL_SELECT_OK || !sel.verdict) {
 		sl_count_result(result);
 		goto next;
 	}
-	lpm_fallback = !sl_scope_is_current(scope, &sel);
-	decided = st && !lpm_fallback && st->origin == SL_ORIGIN_CONNECT;
-	if (lpm_fallback)
-		sl_count(SL_POLICY_LPM_FALLBACK);
-	if (!st)
-		st = sl_storage_create(tp);
-	if (!st)
-		sl_count(SL_POLICY_NO_STORAGE);
-	/* A rule without an origin: the resolver found an older decision and wrote the new scope over its old one. */
-	else if (!connecting && st->rule_id && (st->origin == SL_ORIGIN_NONE || lpm_fallback))
-		sl_count(SL_POLICY_RECONCILED);
-
 	sl_choose(sel.verdict, tp, &choice);
 	if (!choice.cca) {
 		sl_count(SL_POLICY_ECN_NO_FALLBACK);
@@ -294,17 +295,21 @@ int sl_selector(struct bpf_sock_ops *ctx)
 	if (choice.ecn_fallback)
 		sl_count(SL_POLICY_ECN_FALLBACK);
 
-	if (!decided || choice.ecn_fallback) {
-		before = tp->inet_conn.icsk_ca_ops;
-		if (sl_switch(ctx, st, &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
-			sl_count(SL_POLICY_SET_FAILED);
-			goto next;
-		}
-		if (st && lpm_fallback)
-			st->flags |= SL_SOCK_LPM_FALLBACK;
-		moved = before != tp->inet_conn.icsk_ca_ops;
+	before = tp->inet_conn.icsk_ca_ops;
+	active = ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB;
+	st = sl_storage(tp);
+	if (!st && active && is_called(before, choice.cca)) {
+		sl_count(SL_POLICY_KEPT);
+	} else if (sl_switch(ctx, st, &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
+		sl_count(SL_POLICY_SET_FAILED);
+		goto next;
+	} else if (before == tp->inet_conn.icsk_ca_ops) {
+		sl_count(SL_POLICY_KEPT);
+	} else {
+		sl_count(SL_POLICY_SELECTED);
+		if (active && !choice.ecn_fallback)
+			sl_count(SL_POLICY_RECONCILED);
 	}
-	sl_count(moved ? SL_POLICY_SELECTED : SL_POLICY_KEPT);
 
 	iw = sel.verdict->init_cwnd_segments;
 	if (iw && !connecting && bpf_setsockopt(ctx, SOL_TCP, TCP_BPF_IW, &iw, sizeof(iw)))
@@ -321,6 +326,7 @@ int sl_iter_observe(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *skc = ctx->sk_common;
 	struct sl_iter_args args = iter_args(SL_ITER_OBSERVE);
+	struct decision d = {};
 	struct sl_report r = {};
 	struct tcp_sock *tp;
 
@@ -331,7 +337,8 @@ int sl_iter_observe(struct bpf_iter__tcp *ctx)
 		return 0;
 	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
 		return 0;
-	fill_report(&r, tp, sl_storage(tp));
+	decision_of(tp, sl_storage(tp), &d);
+	fill_report(&r, tp, &d);
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
 	return 0;
 }
@@ -344,6 +351,7 @@ int sl_iter_files(struct bpf_iter__task_file *ctx)
 	struct file *file = ctx->file;
 	struct socket *socket;
 	struct tcp_sock *tp;
+	struct decision d = {};
 	struct sl_file f = {};
 
 	if (!task || !file)
@@ -356,7 +364,8 @@ int sl_iter_files(struct bpf_iter__task_file *ctx)
 		return 0;
 	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
 		return 0;
-	fill_report(&f.socket, tp, sl_storage(tp));
+	decision_of(tp, sl_storage(tp), &d);
+	fill_report(&f.socket, tp, &d);
 	f.socket.cookie = bpf_get_socket_cookie(tp);
 	f.pid = task->tgid;
 	f.fd = ctx->fd;
@@ -372,9 +381,9 @@ int sl_iter_count(struct bpf_iter__tcp *ctx)
 	struct sl_iter_args args = iter_args(SL_ITER_COUNT);
 	struct sl_usage *usage, none = {};
 	struct sl_usage_key key = {};
+	struct decision d = {};
 	struct cca_words name;
 	struct tcp_sock *tp;
-	struct sl_sock *st;
 
 	if (!skc)
 		return 0;
@@ -387,13 +396,11 @@ int sl_iter_count(struct bpf_iter__tcp *ctx)
 	name = name_of(tp->inet_conn.icsk_ca_ops);
 	__builtin_memcpy(key.cca, &name, sizeof(key.cca));
 	key.netns_ino = skc->skc_net.net->ns.inum;
-	key.listener = skc->skc_state == BPF_TCP_LISTEN;
-	st = sl_storage(tp);
-	if (st) {
-		key.locality = st->locality;
-		key.rule_id = st->rule_id;
-		key.current_generation = st->origin != SL_ORIGIN_NONE && st->generation == sl_generation_now();
-	}
+	key.listener = is_listener(tp);
+	decision_of(tp, sl_storage(tp), &d);
+	key.locality = d.locality;
+	key.rule_id = d.rule_id;
+	key.current_generation = d.generation && d.generation == sl_generation_now();
 	usage = bpf_map_lookup_elem(&sl_usage, &key);
 	if (!usage) {
 		bpf_map_update_elem(&sl_usage, &key, &none, BPF_NOEXIST);	/* another iterator may have been first */
@@ -412,49 +419,26 @@ int sl_iter_count(struct bpf_iter__tcp *ctx)
 
 /* ---- migration ------------------------------------------------------------------------------------------------------------- */
 
-/* Is this the CCA that is registered as `wanted` now? */
-static __always_inline bool runs(const struct tcp_congestion_ops *ca, __u32 map_id, const char *wanted)
-{
-	struct cca_words now = name_of(ca), want = words_of(wanted);
-	__u32 *id;
-
-	if (now.word[0] != want.word[0] || now.word[1] != want.word[1])
-		return false;
-	id = bpf_map_lookup_elem(&sl_cca_ids, &want);
-	return map_id == (id ? *id : 0);
-}
-
 /* Does `st` already say what `sel` and `choice` say, apart from the generation's number? */
 static __always_inline bool same_decision(const struct sl_sock *st, const struct sl_selection *sel,
 					  const struct sl_choice *choice)
 {
-	return st->origin != SL_ORIGIN_NONE && st->rule_id == choice->rule_id && st->params == choice->params &&
+	return st->rule_id == choice->rule_id && st->params == choice->params &&
 	       st->place_id == sel->place.place_id && st->place_class == sel->place.place_class &&
 	       st->locality == sel->place.locality && st->service_id == sel->service_id &&
 	       !!(st->flags & SL_SOCK_ECN_FALLBACK) == choice->ecn_fallback;
 }
 
-/* Makes one locked socket right; returns its enum sl_outcome, and -errno in *error. */
-static __always_inline int migrate_one(struct tcp_sock *tp, struct sl_sock **storage, bool dry_run, __s32 *error)
+/* Makes one locked socket right; `st`: its storage or NULL. Returns its enum sl_outcome, and -errno in *error. */
+static __always_inline int migrate_one(struct tcp_sock *tp, struct sl_sock *st, struct listener_choice *copy,
+				       struct sl_selection *sel, struct sl_choice *choice, bool dry_run, __s32 *error)
 {
 	const struct tcp_congestion_ops *before = tp->inet_conn.icsk_ca_ops;
-	bool listener = ((struct sock_common *)tp)->skc_state == BPF_TCP_LISTEN;
-	struct sl_sock *st = *storage;
-	struct listener_choice l = {};
-	struct sl_choice *choice = &l.choice;
-	struct sl_selection *sel = &l.sel;
-	enum sl_origin origin;
-	bool right;
-	int result;
+	bool listener = is_listener(tp);
+	int result = choose(tp, copy, sel, choice), outcome;
 
-	if (listener) {
-		result = choose_listener(&l);
-	} else {
-		result = sl_select((struct sock *)tp, st, sel);
-		if (result == SL_SELECT_OK && sel->verdict)
-			sl_choose(sel->verdict, tp, choice);
-	}
 	if (result != SL_SELECT_OK) {
+		choice->cca = NULL;
 		sl_count_result(result);
 		return result == SL_SELECT_NO_RULE ? SL_OUTCOME_NO_RULE : SL_OUTCOME_NO_POLICY;
 	}
@@ -465,43 +449,33 @@ static __always_inline int migrate_one(struct tcp_sock *tp, struct sl_sock **sto
 		return SL_OUTCOME_NO_FALLBACK;
 	}
 
-	right = runs(before, struct_ops_id(before), choice->cca);
-	if (right && st && same_decision(st, sel, choice)) {
-		if (!dry_run)
-			st->generation = sel->generation;
-		return SL_OUTCOME_CURRENT;
+	if (runs(before, choice->cca)) {
+		if (!sl_is_decided(st))
+			return SL_OUTCOME_CURRENT;
+		outcome = same_decision(st, sel, choice) ? SL_OUTCOME_CURRENT : SL_OUTCOME_RESCOPED;
+		if (dry_run)
+			return outcome;
+		sl_store_choice(st, sel, choice, st->origin);
+	} else {
+		if (dry_run)
+			return SL_OUTCOME_MOVED;
+		*error = sl_switch(tp, st, sel, choice, SL_ORIGIN_ITERATOR);
+		if (*error)
+			return SL_OUTCOME_SET_FAILED;
+		/* The same as before: sl_cca_ids names a map that is not registered. */
+		outcome = before == tp->inet_conn.icsk_ca_ops ? SL_OUTCOME_CURRENT : SL_OUTCOME_MOVED;
 	}
-	if (dry_run)
-		return right ? SL_OUTCOME_RESCOPED : SL_OUTCOME_MOVED;
-
-	if (!st)
-		*storage = st = sl_storage_create(tp);
-	if (!st)
-		sl_count(SL_POLICY_NO_STORAGE);
-	origin = right && st && st->origin != SL_ORIGIN_NONE ? st->origin : SL_ORIGIN_ITERATOR;
-	if (right) {
-		if (!st)
-			return SL_OUTCOME_NO_STORAGE;
-		sl_store_choice(st, sel, choice, origin);
-		if (listener)
-			st->flags |= SL_SOCK_LISTENER;
-		return SL_OUTCOME_RESCOPED;
-	}
-	*error = listener ? switch_listener(tp, st, &l, origin) : sl_switch(tp, st, sel, choice, origin);
-	if (*error)
-		return SL_OUTCOME_SET_FAILED;
-	if (before == tp->inet_conn.icsk_ca_ops)	/* sl_cca_ids names a map that is not registered */
-		return SL_OUTCOME_CURRENT;
-	return st ? SL_OUTCOME_MOVED : SL_OUTCOME_NO_STORAGE;
+	if (st && listener)
+		st->flags |= SL_SOCK_LISTENER;
+	return outcome;
 }
 
-/* Its own frame: the record is not on the stack while the selection runs. */
-static __noinline int write_report(struct seq_file *seq, const struct tcp_sock *tp, const struct sl_sock *st, int outcome,
+static __noinline int write_report(struct seq_file *seq, const struct tcp_sock *tp, const struct decision *d, int outcome,
 				   __s32 error)
 {
 	struct sl_report r = {};
 
-	fill_report(&r, tp, st);
+	fill_report(&r, tp, d);
 	r.outcome = outcome;
 	r.error = error;
 	return bpf_seq_write(seq, &r, sizeof(r));
@@ -512,7 +486,11 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *skc = ctx->sk_common;
 	struct sl_iter_args args = iter_args(SL_ITER_MIGRATE);
-	struct sl_sock *st = NULL;
+	struct listener_choice copy;
+	struct sl_selection sel = {};
+	struct sl_choice choice = {};
+	struct decision d = {};
+	struct sl_sock *st;
 	struct seq_file *seq = ctx->meta->seq;
 	__s32 error = 0;
 	struct tcp_sock *tp;
@@ -528,17 +506,17 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 		return 0;
 	if (seq->count + sizeof(struct sl_report) >= seq->size) {
 		/* This write fails, and the kernel hands out what there is and comes back to this socket. */
-		write_report(seq, tp, NULL, SL_OUTCOME_OBSERVED, 0);
+		write_report(seq, tp, &d, SL_OUTCOME_OBSERVED, 0);
 		return 0;
 	}
 
 	sl_count(SL_POLICY_ITER_SEEN);
+	st = sl_storage(tp);
 	if (is_mptcp(tp)) {
 		sl_count(SL_POLICY_MPTCP);
 		outcome = SL_OUTCOME_MPTCP;
 	} else {
-		st = sl_storage(tp);
-		outcome = migrate_one(tp, &st, dry_run, &error);
+		outcome = migrate_one(tp, st, &copy, &sel, &choice, dry_run, &error);
 	}
 	switch (outcome) {
 	case SL_OUTCOME_CURRENT:
@@ -558,6 +536,7 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 	if (!(args.flags & SL_ITER_REPORT_ALL))
 		return 0;
 report:
-	write_report(seq, tp, st, outcome, error);
+	make_decision(&d, tp, st, &sel, &choice);
+	write_report(seq, tp, &d, outcome, error);
 	return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a socket runs, and the record that says so: for the iterators of bundle `policy`.
+ * What a socket runs, what the policy says it should, and the record of both: for the iterators of bundle `policy`.
  */
 #ifndef SLUICE_POLICY_REPORT_BPF_H
 #define SLUICE_POLICY_REPORT_BPF_H
@@ -59,7 +59,120 @@ static __always_inline struct sl_iter_args iter_args(enum sl_iter_kind kind)
 	return args ? *args : (struct sl_iter_args){};
 }
 
-static __always_inline void fill_report(struct sl_report *r, const struct tcp_sock *tp, const struct sl_sock *st)
+static __always_inline bool is_called(const struct tcp_congestion_ops *ca, const char *name)
+{
+	struct cca_words now = name_of(ca), want = words_of(name);
+
+	return now.word[0] == want.word[0] && now.word[1] == want.word[1];
+}
+
+/* Is this the CCA that is registered as `wanted` now? Names alone cannot tell a replaced version from its successor. */
+static __always_inline bool runs(const struct tcp_congestion_ops *ca, const char *wanted)
+{
+	struct cca_words want = words_of(wanted);
+	__u32 *id;
+
+	if (!is_called(ca, wanted))
+		return false;
+	id = bpf_map_lookup_elem(&sl_cca_ids, &want);
+	return struct_ops_id(ca) == (id ? *id : 0);
+}
+
+/* What a listener gets: `cca` is a copy, since the entry may be written anew meanwhile. */
+struct listener_choice {
+	char cca[SL_CCA_NAME_LEN];
+};
+
+static __always_inline int choose_listener(struct listener_choice *copy, struct sl_selection *sel, struct sl_choice *choice)
+{
+	struct sl_generation *entry;
+	int result = sl_begin(sel, &entry);
+
+	if (result != SL_SELECT_OK || !entry)
+		return result;
+	__builtin_memcpy(copy->cca, entry->listener_cca, sizeof(copy->cca));
+	choice->params = entry->listener_params;
+	choice->cca = copy->cca[0] ? copy->cca : NULL;
+	return sl_consistent(sel, entry) ? SL_SELECT_OK : SL_SELECT_TORN;
+}
+
+static __always_inline bool is_listener(const struct tcp_sock *tp)
+{
+	return ((const struct sock_common *)tp)->skc_state == BPF_TCP_LISTEN;
+}
+
+/* What the published policy says about a socket, in whatever state; enum sl_select_result. The choice is empty at the start, and without a CCA where there is none. */
+static __always_inline int choose(struct tcp_sock *tp, struct listener_choice *copy, struct sl_selection *sel,
+				  struct sl_choice *choice)
+{
+	int result;
+
+	if (is_listener(tp))
+		return choose_listener(copy, sel, choice);
+	result = sl_select((struct sock *)tp, NULL, sel);
+	if (result == SL_SELECT_OK && sel->verdict)
+		sl_choose(sel->verdict, tp, choice);
+	return result;
+}
+
+/* The decision about a socket: as it is stored, else as the published policy makes it. */
+struct decision {
+	__u64 generation;	/* 0 = none, or the socket does not run what was decided */
+	__u32 place_id;
+	__u32 service_id;
+	__u32 rule_id;
+	__u32 params;
+	__u8 locality;
+	__u8 origin;
+	__u16 flags;
+};
+
+/* `sel` and `choice` as choose() left them; without a choice, what is stored is all there is. */
+static __always_inline void make_decision(struct decision *d, const struct tcp_sock *tp, const struct sl_sock *st,
+					  const struct sl_selection *sel, const struct sl_choice *choice)
+{
+	if (sl_is_decided(st)) {
+		d->generation = st->generation;
+		d->place_id = st->place_id;
+		d->service_id = st->service_id;
+		d->rule_id = st->rule_id;
+		d->params = st->params;
+		d->locality = st->locality;
+		d->origin = st->origin;
+		d->flags = st->flags;
+		return;
+	}
+	if (st)
+		d->flags = st->flags;
+	if (!choice->cca)
+		return;
+	d->place_id = sel->place.place_id;
+	d->service_id = sel->service_id;
+	d->locality = sel->place.locality;
+	d->rule_id = choice->rule_id;
+	d->params = choice->params;
+	if (choice->ecn_fallback)
+		d->flags |= SL_SOCK_ECN_FALLBACK;
+	if (is_listener(tp))
+		d->flags |= SL_SOCK_LISTENER;
+	if (runs(tp->inet_conn.icsk_ca_ops, choice->cca))
+		d->generation = sel->generation;
+}
+
+/* Its own frame, gone before the record is made: a program has 512 bytes of stack in all. */
+static __noinline int decision_of(struct tcp_sock *tp, const struct sl_sock *st, struct decision *d)
+{
+	struct listener_choice copy;
+	struct sl_selection sel = {};
+	struct sl_choice choice = {};
+
+	if (!sl_is_decided(st) && choose(tp, &copy, &sel, &choice) != SL_SELECT_OK)
+		choice.cca = NULL;
+	make_decision(d, tp, st, &sel, &choice);
+	return 0;
+}
+
+static __always_inline void fill_report(struct sl_report *r, const struct tcp_sock *tp, const struct decision *d)
 {
 	const struct sock *sk = (const struct sock *)tp;
 	const struct sock_common *skc = (const struct sock_common *)tp;
@@ -86,16 +199,14 @@ static __always_inline void fill_report(struct sl_report *r, const struct tcp_so
 	r->srtt_us = tp->srtt_us >> 3;
 	r->retransmits = tp->total_retrans;
 	r->ecn = tp->ecn_flags;
-	if (st) {
-		r->generation = st->generation;
-		r->place_id = st->place_id;
-		r->service_id = st->service_id;
-		r->rule_id = st->rule_id;
-		r->params = st->params;
-		r->locality = st->locality;
-		r->origin = st->origin;
-		r->sock_flags = st->flags;
-	}
+	r->generation = d->generation;
+	r->place_id = d->place_id;
+	r->service_id = d->service_id;
+	r->rule_id = d->rule_id;
+	r->params = d->params;
+	r->locality = d->locality;
+	r->origin = d->origin;
+	r->sock_flags = d->flags;
 }
 
 #endif

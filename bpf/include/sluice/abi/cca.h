@@ -4,7 +4,7 @@
  *
  * Identity. The kernel name, `<name>.<version>` cut to 15 characters, is chosen by the agent before load and written twice: into
  * the initial value of the object's one struct_ops map, and into `sl_self_name` (.rodata), by which the program knows itself.
- * An empty sl_self_name is legal (a CCA loaded by hand): such a CCA never switches itself.
+ * An empty sl_self_name is legal (a CCA loaded by hand): such a CCA knows no policy, and never switches itself.
  *
  * Parameters. The object has an array map `sl_params` of SL_PARAM_SETS entries. Its value is a struct of the bundle's own:
  * first `sl_present`, then one __u64 member per live parameter of bundle.yaml, found by name through BTF. The agent writes
@@ -56,7 +56,7 @@ enum sl_cca_counter {
 	SL_CCA_RELEASE,
 	SL_CCA_STATE_ADOPTED,		/* learned state was taken over from the CCA before */
 	SL_CCA_STATE_REFUSED,		/* it was there, but of another layout or too old */
-	SL_CCA_NO_STORAGE,		/* no sl_sock: global parameters used, nothing handed over */
+	SL_CCA_NO_STORAGE,		/* no memory for sl_sock: nothing handed over */
 	SL_CCA_NO_PARAMS,		/* parameter set missing: built-in defaults used */
 	SL_CCA_SELF_MOVED,		/* sockets that left by their own switch */
 	SL_CCA_SELF_FAILED,		/* the switch was refused; the socket stays, the iterator will find it */
@@ -65,7 +65,7 @@ enum sl_cca_counter {
 	SL_CCA_SCHEMA_MISMATCH,		/* sl_sock has another version: treated as absent */
 	SL_CCA_RESCOPED,		/* a new generation chose the same CCA: place and parameters refreshed */
 	SL_CCA_ECN_FALLBACK,		/* the new generation's CCA needs ECN, the connection has none: fallback taken */
-	SL_CCA_NO_VERDICT,		/* a new generation had no rule for the socket, or changed underway; asked again next RTT */
+	SL_CCA_NO_VERDICT,		/* the policy had no rule for the socket, or changed underway; asked again next RTT */
 	SL_CCA_COUNTER_OWN = 16,
 	SL_CCA_COUNTER_COUNT = 32,
 };

@@ -121,20 +121,23 @@ struct sl_config {
 SL_ASSERT_SIZE(struct sl_config, 8);
 
 /*
- * Value of sl_sock (BPF_MAP_TYPE_SK_STORAGE): the one storage Sluice adds to a socket. One element on purpose: a socket's first
+ * Value of sl_sock (BPF_MAP_TYPE_SK_STORAGE): the one storage Sluice adds to a socket, and only to one that needs it: to hand learned
+ * state from one CCA to the next, or for the logger. A connection that keeps the CCA it was opened with has none: what the policy says
+ * about it is looked up when it is wanted (docs/design/0004-no-storage-at-connect.md). One element on purpose: a socket's first
  * storage costs 320 bytes of slab, and up to 120 bytes of value cost 64 more (kernel 6.18, struct bpf_local_storage_elem).
  *
- * Writers: the pipeline (first part) and CCAs (learned state), always with the socket owned by the writer (lock_sock or softirq).
+ * Creators: a CCA that leaves (.release, or when it switches itself), user space. Whoever decides writes the decision (first part) into
+ * a storage that is there, CCAs the learned state; always with the socket owned by the writer (lock_sock or softirq).
  */
 #define SL_STATE_WORDS 6
 enum sl_sock_flags {
-	SL_SOCK_LOG = 1 << 0,		/* the logger selected this connection; set by user space through the iterator */
+	SL_SOCK_LOG = 1 << 0,		/* the logger selected this connection; set by user space. A CCA on the SDK that has not seen
+					 * this socket's storage so far looks for it when the generation moves */
 	SL_SOCK_ECN_FALLBACK = 1 << 1,	/* its CCA needs ECN, the connection has none: the fallback was taken */
 	SL_SOCK_LISTENER = 1 << 2,
-	SL_SOCK_LPM_FALLBACK = 1 << 3,	/* the resolver had left nothing; a CCA or the iterator looked the place up itself */
 };
 enum sl_origin {
-	SL_ORIGIN_NONE = 0,		/* place and service are known, nothing is decided yet */
+	SL_ORIGIN_NONE = 0,		/* no decision is stored; the socket's is the one that the published policy makes */
 	SL_ORIGIN_CONNECT = 1,		/* sockops TCP_CONNECT_CB */
 	SL_ORIGIN_ESTABLISHED = 2,	/* sockops ACTIVE/PASSIVE_ESTABLISHED_CB */
 	SL_ORIGIN_LISTEN = 3,
@@ -142,7 +145,7 @@ enum sl_origin {
 	SL_ORIGIN_SELF = 5,		/* the CCA switched itself */
 };
 struct sl_sock {
-	__u64 generation;	/* the generation that place, service and (unless origin is none) the rest come from; 0 = none */
+	__u64 generation;	/* the generation that all up to `flags` comes from, unless origin is none; 0 = none */
 	__u32 place_id;
 	__u32 service_id;
 	__u32 rule_id;
@@ -195,13 +198,12 @@ enum sl_policy_counter {
 	SL_POLICY_NEEDS_ECN_YES,	/* ... and answered 1 */
 	SL_POLICY_SELECTED,		/* a CCA was set */
 	SL_POLICY_KEPT,			/* the right CCA was already there */
-	SL_POLICY_RECONCILED,		/* the generation moved during the handshake; decided again */
+	SL_POLICY_RECONCILED,		/* the policy moved during the handshake: ESTABLISHED set another CCA than CONNECT had */
 	SL_POLICY_ECN_FALLBACK,		/* needs ECN, connection has none: transitional CCA taken */
-	SL_POLICY_LPM_FALLBACK,		/* no resolver result; looked up again */
+	SL_POLICY_LPM_FALLBACK,		/* the resolver left nothing for this socket; the selector looked up itself */
 	SL_POLICY_NO_GENERATION,	/* no policy published; left alone */
 	SL_POLICY_NO_RULE,		/* no rule for {service, class}; left alone (the compiler should not let this happen) */
 	SL_POLICY_NO_SOCK,		/* not a full TCP socket; left alone */
-	SL_POLICY_NO_STORAGE,		/* sk_storage could not be had; decided without it */
 	SL_POLICY_SET_FAILED,		/* bpf_setsockopt(TCP_CONGESTION) refused */
 	SL_POLICY_SCHEMA_MISMATCH,	/* a shared map has another version; left alone */
 	SL_POLICY_MPTCP,		/* an MPTCP subflow; left alone */

@@ -11,12 +11,12 @@
 enum sl_outcome {
 	SL_OUTCOME_OBSERVED = 0,
 	SL_OUTCOME_MOVED = 1,
-	SL_OUTCOME_RESCOPED = 2,	/* same CCA, new place, service or parameters */
-	SL_OUTCOME_CURRENT = 3,		/* nothing to do */
+	SL_OUTCOME_RESCOPED = 2,	/* same CCA; new place, service or parameters in its sl_sock */
+	SL_OUTCOME_CURRENT = 3,		/* nothing to do: the right CCA, and nothing is stored or it says the same. New parameters
+					 * of the same CCA it takes itself, at its next RTT */
 	SL_OUTCOME_NO_RULE = 4,
 	SL_OUTCOME_MPTCP = 5,		/* left alone */
 	SL_OUTCOME_SET_FAILED = 6,	/* error holds the errno, e.g. EPERM: locked by a route's congctl */
-	SL_OUTCOME_NO_STORAGE = 7,	/* moved, but without sk_storage */
 	SL_OUTCOME_FOREIGN = 8,		/* runs a CCA of another owner, and the rule respects it */
 	SL_OUTCOME_NO_POLICY = 9,	/* no generation published, or it was being replaced, or a schema differs */
 	SL_OUTCOME_NO_FALLBACK = 10,	/* the CCA needs ECN, the connection has none, no fallback is named: left alone */
@@ -48,11 +48,11 @@ struct sl_report {
 	__u64 cookie;		/* socket cookie; 0 = not generated so far */
 	__u64 netns_cookie;
 	__u64 cgroup_id;
-	__u64 generation;	/* of its sl_sock; 0 = none */
+	__u64 generation;	/* that decided what it runs; 0 = none. With origin none: the published one, if it runs what that wants */
 	__u32 netns_ino;	/* inode number of its network namespace */
 	__u32 struct_ops_id;	/* map id of its CCA; 0 = native */
-	__u32 place_id;
-	__u32 service_id;
+	__u32 place_id;		/* from here to params, locality, sock_flags: of its sl_sock; with origin none, what the published */
+	__u32 service_id;	/* policy says about the socket now */
 	__u32 rule_id;
 	__u32 params;
 	__u32 cwnd_segments;
@@ -67,7 +67,7 @@ struct sl_report {
 	__u8 outcome;		/* enum sl_outcome */
 	__u8 locality;		/* enum sl_locality */
 	__u8 ecn;		/* TCP_ECN_* bits of tcp_sock.ecn_flags */
-	__u8 origin;		/* enum sl_origin */
+	__u8 origin;		/* enum sl_origin; none = its sl_sock holds no decision, or it has none */
 	__u8 pad0;
 	__u16 sock_flags;	/* enum sl_sock_flags */
 	__u16 pad1;
@@ -98,7 +98,7 @@ struct sl_usage_key {
 	char cca[SL_CCA_NAME_LEN];
 	__u8 locality;
 	__u8 listener;		/* 1 = a listening socket */
-	__u8 current_generation;	/* 1 = decided by the published generation */
+	__u8 current_generation;	/* 1 = decided by the published generation, or nothing is stored and it runs what that wants */
 	__u8 pad;
 	__u32 rule_id;
 };

@@ -22,12 +22,19 @@
  *			return;				 the socket runs another CCA now: its private state is gone
  *	}
  *
- * sk_storage is looked up there, in init and in release, never per ACK.
+ * Policy. The selection pipeline says which parameter set a socket has. It is asked in .init for a socket that is moved in, at the
+ * first ACK of data for a new connection (before it nothing grows, and connect() need not wait for it), and at the per-RTT point when
+ * the generation has moved: the CCA takes other parameters or leaves for another CCA. Between two generations that is one compare per
+ * RTT. Until it was asked, and where the policy chooses another CCA, sl_param() gives the global set.
+ *
+ * Storage. A socket has none (sl_sock) unless something has to outlive a CCA or was written by user space; sl_core.state says
+ * whether one was seen. It is looked up at the per-RTT point if so, in init, in release and when the generation moves; never per ACK.
  *
  * Hand-over. .release of the old CCA and .init of the new one run inside the same TCP_CONGESTION switch, whoever asked for it
- * (the CCA itself, the iterator, sockops, an application): release leaves learned state in sl_sock, init takes and clears it.
- * cwnd and ssthresh belong to the socket and survive by themselves; what a CCA makes of them is its init's business.
- * Nothing is left for the next CCA when the socket is closing, or when Sluice has no storage on it (counted).
+ * (the CCA itself, the iterator, sockops, an application): release leaves learned state in sl_sock, which it creates where there is
+ * none, init takes and clears it. cwnd and ssthresh belong to the socket and survive by themselves; what a CCA makes of them is its
+ * init's business. Nothing is left when the socket is being destroyed, before anything but the handshake was acknowledged (nothing
+ * was learned), or when there is no memory (counted).
  */
 #ifndef SLUICE_BPF_CCA_H
 #define SLUICE_BPF_CCA_H
@@ -73,7 +80,12 @@ static __always_inline void sl_cca_count(__u32 which)
 /* ---- private state ------------------------------------------------------------------------------------------------------- */
 
 enum sl_core_state {
-	SL_CORE_DETACHED = 1 << 0,	/* sl_sock has another schema: as if there were none */
+	/*
+	 * .init has run, and sl_sock has the schema that is known here; else no storage and no policy. Hooks do run before .init, on
+	 * private state of zeroes: a CCA that an application chose before connect() sees the SYN acknowledged.
+	 */
+	SL_CORE_ATTACHED = 1 << 0,
+	SL_CORE_STORED = 1 << 1,	/* the socket has storage, as of .init or the last move of the generation */
 };
 
 /* The SDK's part of a CCA's private state. Sequence numbers and times wrap; compare differences. */
@@ -84,11 +96,12 @@ struct sl_core {
 	u32 delivered_ce;
 	u32 lost;
 	u32 rtt_min_us;		/* smallest sample of this RTT; ~0 = none */
+	u32 generation;		/* low bits of the generation that was followed; 0 = none so far */
 	u16 params;		/* index in sl_params */
 	u8 log_flags;		/* enum sl_log_flags, of this RTT */
 	u8 state;		/* enum sl_core_state */
 };
-_Static_assert(sizeof(struct sl_core) == 28, "the SDK's share of ca_priv is a promise to authors: 28 bytes, 76 are theirs");
+_Static_assert(sizeof(struct sl_core) == 32, "the SDK's share of ca_priv is a promise to authors: 32 bytes, 72 are theirs");
 
 static __always_inline struct tcp_sock *sl_tcp(const struct sock *sk)
 {
@@ -145,7 +158,7 @@ static __always_inline bool sl_before(u32 a, u32 b)
 
 /* What happened in the RTT that ended. */
 struct sl_round {
-	struct sl_sock *sock;	/* the socket's storage, or NULL */
+	struct sl_sock *sock;	/* the socket's storage if one was seen, or NULL */
 	u32 elapsed_us;
 	u32 rtt_min_us;		/* of the samples in it; 0 = none */
 	u32 delivered;		/* segments */
@@ -191,7 +204,7 @@ static __always_inline void sl_rtt_next(struct sock *sk, struct sl_core *core, s
 {
 	const struct tcp_sock *tp = sl_tcp(sk);
 
-	round->sock = core->state & SL_CORE_DETACHED ? NULL : sl_storage(sk);
+	round->sock = core->state & SL_CORE_STORED ? sl_storage(sk) : NULL;
 	round->elapsed_us = sl_rtt_elapsed_us(sk, core);
 	round->rtt_min_us = core->rtt_min_us == ~0U ? 0 : core->rtt_min_us;
 	round->delivered = tp->delivered - core->delivered;
@@ -204,8 +217,6 @@ static __always_inline void sl_rtt_next(struct sock *sk, struct sl_core *core, s
 		round->log_flags |= SL_LOG_ECE_ACK;
 	round->idle_before = !tp->packets_out;
 
-	if (round->sock)	/* the iterator may have given the socket another set */
-		core->params = round->sock->params;
 	sl_rtt_begin(sk, core);
 	sl_cca_count(SL_CCA_RTT);
 }
@@ -327,34 +338,49 @@ static __always_inline bool sl_is_self(const char *name)
 	return self[0] == other[0] && self[1] == other[1];
 }
 
-/* The generation moved. Returns true if the socket left for another CCA. */
+/* The generation moved. `ss`: the socket's storage if it is at hand. Returns true if the socket left for another CCA. */
 SL_SUBPROG bool sl_follow_generation(struct sock *sk, struct sl_sock *ss)
 {
+	struct sl_core *core = sl_core_of(sk);
 	struct sl_selection selection;
 	struct sl_choice choice;
 	struct sl_generation *entry;
 	int error;
 
-	entry = sl_generation_entry(sl_generation_now());
-	if (!entry || !(entry->flags & SL_GEN_SELF_MIGRATE))
-		return false;	/* the iterator's work */
-	if (sl_select(sk, ss, &selection) != SL_SELECT_OK) {
+	if (!ss)	/* somebody may have given it one since */
+		ss = sl_storage(sk);
+	if (ss)
+		core->state |= SL_CORE_STORED;
+	if (sl_select(sk, NULL, &selection) != SL_SELECT_OK || !selection.verdict) {
 		sl_cca_count(SL_CCA_NO_VERDICT);
 		return false;
 	}
+	entry = sl_generation_entry(selection.generation);
 	sl_choose(selection.verdict, sl_tcp(sk), &choice);
-	if (!choice.cca) {	/* needs ECN, and no fallback is named: stays where it is safe */
+	if (!entry || !choice.cca) {	/* replaced just now; or needs ECN, and no fallback is named: stays where it is safe */
 		sl_cca_count(SL_CCA_NO_VERDICT);
 		return false;
 	}
 	if (choice.ecn_fallback)
 		sl_cca_count(SL_CCA_ECN_FALLBACK);
 	if (sl_is_self(choice.cca)) {
-		sl_store_choice(ss, &selection, &choice, ss->origin);
-		sl_core_of(sk)->params = ss->params;
-		sl_cca_count(SL_CCA_RESCOPED);
+		if (sl_is_decided(ss))
+			sl_store_choice(ss, &selection, &choice, ss->origin);
+		if (core->generation)
+			sl_cca_count(SL_CCA_RESCOPED);
+		core->params = choice.params;
+		core->generation = selection.generation;
 		return false;
 	}
+	if (!(entry->flags & SL_GEN_SELF_MIGRATE)) {	/* the iterator's work */
+		core->generation = selection.generation;
+		return false;
+	}
+	/* .release would create it for the hand-over; here the decision goes with it. Without memory the switch is made all the same. */
+	if (!ss)
+		ss = sl_storage_create(sk);
+	if (ss)
+		core->state |= SL_CORE_STORED;
 	error = sl_switch(sk, ss, &selection, &choice, SL_ORIGIN_SELF);
 	if (error) {
 		sl_cca_count(SL_CCA_SELF_FAILED);
@@ -372,14 +398,16 @@ SL_SUBPROG bool sl_follow_generation(struct sock *sk, struct sl_sock *ss)
  */
 static __always_inline bool sl_follow_policy(struct sock *sk, struct sl_core *core, const struct sl_round *round)
 {
-	struct sl_sock *ss = round->sock;
+	__u64 now = sl_generation_now();
 
-	if (!ss || !sl_self_name[0])
+	if (!now || core->generation == (u32)now)
 		return false;
-	/* 0: nobody decided on this socket yet, so it is not a CCA's to move. */
-	if (!ss->generation || ss->generation == sl_generation_now())
+	if (!sl_self_name[0] || !(core->state & SL_CORE_ATTACHED))
 		return false;
-	return sl_follow_generation(sk, ss);
+	/* The SYN is being acknowledged: ECN is not known yet, and ACTIVE_ESTABLISHED_CB decides in a moment. */
+	if (sk->__sk_common.skc_state == BPF_TCP_SYN_SENT)
+		return false;
+	return sl_follow_generation(sk, round->sock);
 }
 
 /* ---- coming and going ---------------------------------------------------------------------------------------------------- */
@@ -387,6 +415,36 @@ static __always_inline bool sl_follow_policy(struct sock *sk, struct sl_core *co
 static __always_inline u32 sl_now_ms(void)
 {
 	return (u32)(bpf_ktime_get_ns() / 1000000);
+}
+
+/* Nothing but the handshake was acknowledged: no CCA can have learned anything about the path. */
+static __always_inline bool sl_is_new(const struct sock *sk)
+{
+	return sl_tcp(sk)->delivered <= 1;
+}
+
+/* Which parameter set the policy gives a socket that is moved in. Without an answer the next per-RTT point asks again. */
+static __always_inline void sl_ask_policy(struct sock *sk, struct sl_core *core, struct sl_sock *ss)
+{
+	struct sl_selection selection;
+	struct sl_choice choice;
+
+	if (!sl_self_name[0] || sl_is_new(sk))
+		return;
+	if (sl_is_decided(ss) && ss->generation == sl_generation_now()) {	/* by whoever has just switched it here */
+		core->params = ss->params;
+		core->generation = ss->generation;
+		return;
+	}
+	if (sl_select(sk, NULL, &selection) == SL_SELECT_OK && selection.verdict) {
+		sl_choose(selection.verdict, sl_tcp(sk), &choice);
+		if (choice.cca && sl_is_self(choice.cca)) {
+			if (sl_is_decided(ss))
+				sl_store_choice(ss, &selection, &choice, ss->origin);
+			core->params = choice.params;
+			core->generation = selection.generation;
+		}
+	}
 }
 
 /* First half of .init. True: *learned was left by the CCA before. */
@@ -397,24 +455,24 @@ static __always_inline bool sl_enter(struct sock *sk, struct sl_learned *learned
 	bool adopted;
 
 	sl_cca_count(SL_CCA_INIT);
+	core->generation = 0;
 	core->params = 0;
 	core->state = 0;
 	sl_rtt_begin(sk, core);
-	/* snd_nxt is not set before the SYN is built; write_seq is its sequence number already. */
+	/* snd_nxt is not set before the SYN is built; write_seq is its sequence number already. The first RTT ends with data. */
 	if (sk->__sk_common.skc_state == BPF_TCP_SYN_SENT)
-		core->end_seq = sl_tcp(sk)->write_seq;
+		core->end_seq = sl_tcp(sk)->write_seq + 2;
 
 	if (!sl_schema_is(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION)) {
-		core->state |= SL_CORE_DETACHED;
 		sl_cca_count(SL_CCA_SCHEMA_MISMATCH);
 		return false;
 	}
+	core->state |= SL_CORE_ATTACHED;
 	ss = sl_storage(sk);
-	if (!ss) {
-		sl_cca_count(SL_CCA_NO_STORAGE);
+	sl_ask_policy(sk, core, ss);
+	if (!ss)
 		return false;
-	}
-	core->params = ss->params;
+	core->state |= SL_CORE_STORED;
 	if (!ss->state_tag)
 		return false;
 	adopted = ss->state_tag == SL_STATE_LEARNED && sl_now_ms() - ss->state_age_ms <= SL_STATE_AGE_MAX_MS;
@@ -434,9 +492,11 @@ static __always_inline struct sl_sock *sl_leave(struct sock *sk)
 	/* The socket is being destroyed, or was never connected: there is no next CCA, or nothing was learned. */
 	if (sk->__sk_common.skc_state == BPF_TCP_CLOSE || sk->__sk_common.skc_state == BPF_TCP_LISTEN)
 		return NULL;
-	if (sl_core_of(sk)->state & SL_CORE_DETACHED)
+	if (!(sl_core_of(sk)->state & SL_CORE_ATTACHED))
 		return NULL;
-	ss = sl_storage(sk);
+	if (sl_is_new(sk))
+		return NULL;
+	ss = sl_storage_create(sk);	/* or the one it has */
 	if (!ss)
 		sl_cca_count(SL_CCA_NO_STORAGE);
 	return ss;

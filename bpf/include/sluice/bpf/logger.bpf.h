@@ -2,7 +2,7 @@
 /*
  * The logger's hook in a CCA: one record per RTT for the connections that user space selected.
  *
- * Selection costs the data path one bit test on state it already holds (SL_SOCK_LOG of sl_sock, at hand at the per-RTT point).
+ * Selection costs the data path one bit test at the per-RTT point: whether the socket has storage at all (SL_SOCK_LOG is in it).
  * sl_log() in cca.bpf.h makes the record. There is no consumer yet: it is counted (SL_CCA_LOG) and stays in a per-CPU slot, to be
  * looked at with bpftool. A ring buffer will take the slot's place without a change to any CCA.
  */

@@ -9,8 +9,8 @@
  *   4. Verdict: sl_rules[{service, place class}].
  *   5. Read the slot's generation again. If it moved, nothing of the above counts: once more from 1, then leave.
  *
- * Steps 2 and 3 are skipped for a socket whose sl_sock was filled by this generation: addresses, port and cgroup of a connected
- * socket do not change. (One that is connected anew passes CONNECT_CB, where sl_sock is filled anew.)
+ * Steps 2 and 3 are skipped where the caller has their result already, of this generation (in sockops, one stage for the next).
+ * Nothing is remembered on the socket: all of it costs some 60 ns, less than the storage it would be found in.
  *
  * `sk` is a struct sock or what contains one, as a pointer that the verifier knows: in sockops bpf_skc_to_tcp_sock(), in
  * struct_ops the argument, in iterators bpf_skc_to_tcp_sock(ctx->sk_common).
@@ -224,13 +224,13 @@ static __always_inline bool sl_consistent(const struct sl_selection *sel, const 
 	return READ_ONCE(entry->generation) == sel->generation;
 }
 
-static __always_inline bool sl_scope_is_current(const struct sl_sock *scope, const struct sl_selection *sel)
+static __always_inline bool sl_scope_is_current(const struct sl_selection *scope, const struct sl_selection *sel)
 {
 	return scope && scope->generation == sel->generation;
 }
 
 /* Steps 1 to 5. `scope` as in sl_select(); `with_rule` false leaves step 4 out. */
-static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, const struct sl_sock *scope,
+static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, const struct sl_selection *scope,
 					       struct sl_selection *out, bool with_rule)
 {
 	struct sl_generation *entry;
@@ -248,10 +248,7 @@ static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, con
 		slot = out->generation % SL_SLOTS;
 
 		if (sl_scope_is_current(scope, out)) {
-			out->place.place_id = scope->place_id;
-			out->place.place_class = scope->place_class;
-			out->place.locality = scope->locality;
-			out->place.pad = 0;
+			out->place = scope->place;
 			out->service_id = scope->service_id;
 		} else {
 			sl_resolve(e, slot, entry->flags, out);
@@ -276,8 +273,8 @@ static __always_inline void sl_endpoints_of(const struct sock *sk, struct sl_end
 	e->cgroup = sl_cgroup_of(sk);
 }
 
-/* The whole pipeline for a full socket. `scope`: its sl_sock, or NULL. With SL_SELECT_OK, verdict is set. */
-SL_SUBPROG int sl_select(struct sock *sk, const struct sl_sock *scope, struct sl_selection *out)
+/* The whole pipeline for a full socket. `scope`: of sl_select_scope() for it, or NULL. With SL_SELECT_OK, verdict is set. */
+SL_SUBPROG int sl_select(struct sock *sk, const struct sl_selection *scope, struct sl_selection *out)
 {
 	struct sl_endpoints e;
 
@@ -343,21 +340,21 @@ static __always_inline void sl_choose(const struct sl_verdict *verdict, const st
 	choice->ecn_fallback = 1;
 }
 
-/* Writes place and service: what later selections of the same generation need not look up again. */
-static __always_inline void sl_store_scope(struct sl_sock *st, const struct sl_selection *sel)
+/* Does the storage hold a decision? Without one there is learned state or the logger's mark in it. */
+static __always_inline bool sl_is_decided(const struct sl_sock *st)
 {
-	st->place_id = sel->place.place_id;
-	st->place_class = sel->place.place_class;
-	st->locality = sel->place.locality;
-	st->service_id = sel->service_id;
-	st->generation = sel->generation;
+	return st && st->origin != SL_ORIGIN_NONE;
 }
 
 /* Writes the decision. Only the logger's mark outlives it. */
 static __always_inline void sl_store_choice(struct sl_sock *st, const struct sl_selection *sel,
 					    const struct sl_choice *choice, enum sl_origin origin)
 {
-	sl_store_scope(st, sel);
+	st->generation = sel->generation;
+	st->place_id = sel->place.place_id;
+	st->place_class = sel->place.place_class;
+	st->locality = sel->place.locality;
+	st->service_id = sel->service_id;
 	st->rule_id = choice->rule_id;
 	st->params = choice->params;
 	st->origin = origin;
@@ -375,7 +372,8 @@ static __always_inline int sl_set_cca(void *target, const char *cca)
 
 /*
  * Decides and acts: writes the decision first, because the CCA's .init reads it, and takes it back if the kernel refuses: what
- * the socket runs then was decided by whoever decided before. `st` may be NULL. 0 or -errno.
+ * the socket runs then was decided by whoever decided before. `st`: the socket's storage; NULL = it has none, and gets none here.
+ * 0 or -errno.
  */
 static __always_inline int sl_switch(void *target, struct sl_sock *st, const struct sl_selection *sel,
 				     const struct sl_choice *choice, enum sl_origin origin)
