@@ -189,6 +189,10 @@ Status PinnedCcas::retire(const std::string& id) {
   }
   for (const auto& pin : pins)
     if (!pin.starts_with(folder + std::string(kReady)) && pin != folder + "link") SLUICE_CHECK(pins_.unpin(pin));
+  // The folders, as far as they are empty: other versions of the name may be left.
+  const std::string own = folder.substr(0, folder.size() - 1);
+  for (const std::string& path : {folder + "ready", own, own.substr(0, own.rfind('/'))})
+    if (!pins_.unpin(path)) break;
   return {};
 }
 
