@@ -110,7 +110,7 @@ int bench_sk_storage(struct bpf_iter__tcp *ctx)
 	struct lookup_ctx c = { .skc = ctx->sk_common };
 	struct bench_lookups *r = result();
 
-	if (!r || r->lookup_ns || !c.skc || c.skc->skc_state != BPF_TCP_ESTABLISHED)
+	if (!r || r->lookup_ns || !c.skc || c.skc->skc_state != BPF_TCP_LISTEN)
 		return 0;
 	r->empty_ns = TIMED(look_up_storage, &c);
 	c.look_up = true;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
 // lookup.sk_storage_ns, lookup.lpm_ns: what a BPF program pays for one look-up in the product's maps.
+#include <netinet/in.h>
 #include <sluice/abi/policy.h>
+#include <sys/socket.h>
 
+#include <cerrno>
 #include <random>
 
 #include "bpfio/iterator.h"
@@ -74,6 +77,20 @@ Status fill(const LookupMaps& maps, std::uint32_t from, std::uint32_t prefixes, 
   return {};
 }
 
+// A socket of the host with an sl_sock: connections get one only when they are moved.
+Result<UniqueFd> socket_with_storage(const test::Host& host, const bpfio::PinRoot& pins) {
+  UniqueFd fd;
+  SLUICE_CHECK(host.call([&]() -> Status {
+    fd.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd.valid() || ::listen(fd.get(), 1) != 0) return fail_errno(errno, "cannot listen");
+    return {};
+  }));
+  SLUICE_TRY(map, pins.map("policy/maps/sl_sock"));
+  SLUICE_TRY(storage, (bpfio::Map<int, sl_sock>::from(std::move(map))));
+  SLUICE_CHECK(storage.update(fd.get(), {}));
+  return fd;
+}
+
 // Each sample: ns a look-up, the loop around it taken off.
 Status sample(const bpfio::Map<std::uint32_t, bench_lookups>& result, const std::function<Status()>& once,
               Measurement& measurement) {
@@ -98,8 +115,8 @@ Status measure_lookups(Run& run) {
   const test::Host& host = topology.host("a");
   SLUICE_TRY(agent, Agent::start(run.workspace, host, {"lookup", {netns_path(host.netns_fd())}, host.cgroup()}));
   SLUICE_TRY(applied, agent.apply(document_for({run.workspace.old_cubic()}, run.workspace.old_cubic()), true));
-  SLUICE_TRY(held, hold_connections(host, 1, 3'600'000));
   SLUICE_TRY(pins, agent.pins());
+  SLUICE_TRY(held, socket_with_storage(host, pins));
   SLUICE_TRY(object, load_object(pins));
   SLUICE_TRY(result_fd, object.map("bench_result"));
   SLUICE_TRY(places_fd, object.map("bench_places"));
