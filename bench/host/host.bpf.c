@@ -103,7 +103,7 @@ int bench_lpm(struct __sk_buff *skb)
 	return 0;
 }
 
-/* On the first established socket of the namespace. */
+/* On the first listening socket of the namespace. */
 SEC("iter/tcp")
 int bench_sk_storage(struct bpf_iter__tcp *ctx)
 {
@@ -134,4 +134,25 @@ int bench_storage_only(struct bpf_sock_ops *ctx)
 	if (tp)
 		bpf_sk_storage_get(&bench_storage, tp, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	return 1;
+}
+
+/* The least that moving sockets can cost: the walk and the kernel's switch, without looking at what a socket should run. */
+const volatile char bench_move_to[SL_CCA_NAME_LEN];
+
+SEC("iter/tcp")
+int bench_move(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *skc = ctx->sk_common;
+	struct tcp_sock *tp;
+	char name[SL_CCA_NAME_LEN];
+
+	if (!skc)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(skc);
+	if (!tp)
+		return 0;
+	for (int i = 0; i < SL_CCA_NAME_LEN; i++)
+		name[i] = bench_move_to[i];
+	bpf_setsockopt(tp, SOL_TCP, TCP_CONGESTION, name, sizeof(name));
+	return 0;
 }

@@ -4,11 +4,15 @@
 #include <sluice/abi/policy.h>
 #include <sluice/abi/report.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <sstream>
 
 #include "base/file.h"
 #include "bpfio/iterator.h"
 #include "bpfio/map.h"
+#include "bpfio/object.h"
 #include "host/host.h"
 
 namespace sluice::bench {
@@ -51,6 +55,29 @@ Result<Walk> walk(const bpfio::PinRoot& pins, const std::string& iterator_name, 
   return done;
 }
 
+// The floor of a move: the walk and a bare bpf_setsockopt, to `cca`. CPU time.
+Result<double> bare_move(const bpfio::PinRoot& pins, const std::string& cca, int netns_fd) {
+  SLUICE_TRY(object, bpfio::Object::open_file(build_file("bench/host.o")));
+  for (const std::string& name : object.map_names()) {
+    SLUICE_TRY(shared, pins.exists("policy/maps/" + name));
+    if (!shared) continue;
+    SLUICE_TRY(map, pins.map("policy/maps/" + name));
+    SLUICE_CHECK(object.reuse_map(name, map));
+  }
+  std::array<char, SL_CCA_NAME_LEN> name{};
+  std::copy(cca.begin(), cca.end(), name.begin());
+  SLUICE_CHECK(object.set_rodata("bench_move_to", name));
+  SLUICE_CHECK(object.load());
+  SLUICE_TRY(program, object.program("bench_move"));
+  SLUICE_TRY(link, bpfio::Link::attach_iter(program));
+  const std::uint64_t cpu = thread_cpu_ns();
+  SLUICE_TRY(iterator, bpfio::Iterator::create(link, netns_fd));
+  std::byte nothing[64];
+  SLUICE_TRY(bytes, iterator.read(nothing));
+  if (bytes != 0) return fail(Code::kInternal, "the iterator wrote {} bytes", bytes);
+  return static_cast<double>(thread_cpu_ns() - cpu);
+}
+
 Status set_args(const bpfio::PinRoot& pins, sl_iter_kind kind, const sl_iter_args& args) {
   SLUICE_TRY(fd, pins.map("policy/maps/sl_iter_args"));
   SLUICE_TRY(map, (bpfio::Map<std::uint32_t, sl_iter_args>::from(std::move(fd))));
@@ -89,6 +116,16 @@ Status measure_population(Run& run, std::uint64_t sockets, bool largest) {
     bare.push_back(only.cpu_ns / n);
   }
   SLUICE_CHECK(set_args(pins, SL_ITER_OBSERVE, {}));
+  // Between the same two CCAs, there and back.
+  std::vector<double> floor;
+  SLUICE_TRY(ids_fd, pins.map("policy/maps/sl_cca_ids"));
+  SLUICE_TRY(ids, (bpfio::Map<sl_cca_name, std::uint32_t>::from(std::move(ids_fd))));
+  SLUICE_TRY(entries, ids.entries());
+  for (int i = 0; i < run.size(3, 2); ++i)
+    for (const auto& [name, id] : entries) {
+      SLUICE_TRY(cpu_ns, bare_move(pins, std::string(name.name, ::strnlen(name.name, sizeof name.name)), netns));
+      if (i > 0) floor.push_back(cpu_ns / n);
+    }
   migrate.value = median(migrate.samples);
   migrate.baseline = {"walk_ns_per_socket", median(bare)};
   if (largest) migrate.goal = Goal{"value", "<=", 1050};
@@ -97,10 +134,12 @@ Status measure_population(Run& run, std::uint64_t sockets, bool largest) {
   SLUICE_CHECK(switch_to(new_cubic));
   SLUICE_TRY(whole, agent.migrate());
   migrate.note = fmt::format(
-      "CPU time of one walk that moves every socket to another BPF CCA; elapsed {:.0f} ns. The walk alone, {:.0f} ns, is the "
-      "floor. Sockets older than the agent, from the host's default: {:.0f} ns. The agent's `migrate`, which walks again to "
+      "CPU time of one walk that moves every socket to another BPF CCA; elapsed {:.0f} ns. The floor here: the same walk with "
+      "a "
+      "bare bpf_setsockopt between the two CCAs and no decision, {:.0f} ns; the walk alone, {:.0f} ns. Sockets older than the "
+      "agent, from the host's default: {:.0f} ns. The agent's `migrate`, which walks again to "
       "verify: {:.0f} ns",
-      median(wall), migrate.baseline->value, first.cpu_ns / n, whole.duration_ms() * 1e6 / n);
+      median(wall), median(floor), migrate.baseline->value, first.cpu_ns / n, whole.duration_ms() * 1e6 / n);
   run.report.add(std::move(migrate));
   if (!largest) return {};
 
