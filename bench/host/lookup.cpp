@@ -77,7 +77,7 @@ Status fill(const LookupMaps& maps, std::uint32_t from, std::uint32_t prefixes, 
   return {};
 }
 
-// A socket of the host with an sl_sock: connections get one only when they are moved.
+// A socket of the host with an sl_sock, which only user space gives it.
 Result<UniqueFd> socket_with_storage(const test::Host& host, const bpfio::PinRoot& pins) {
   UniqueFd fd;
   SLUICE_CHECK(host.call([&]() -> Status {

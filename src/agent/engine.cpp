@@ -427,11 +427,10 @@ Result<v1::MigrateResult> Engine::migrate_until_done(uint64_t deadline_ns, bool 
     result.set_passes(result.passes() + 1);
     result.set_seen(std::max<uint64_t>(result.seen(), done.seen));
     result.set_moved(result.moved() + done.moved);
-    result.set_rescoped(result.rescoped() + done.rescoped);
     result.set_namespaces(std::max(result.namespaces(), done.namespaces));
     last = std::move(done);
     // A pass that corrected nothing has seen everything in place but what it cannot move.
-    if (last.moved == 0 && last.rescoped == 0) break;
+    if (last.moved == 0) break;
     if (clock_.monotonic_ns() >= deadline_ns || stopping_) break;
   }
   result.set_failed(last.failed);
@@ -668,8 +667,8 @@ Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const Pro
   for (const auto& item : outcome.retained) *result.add_retained() = item;
   result.set_duration_ms(ms_since(clock_, start));
   event("applied", "info",
-        fmt::format("revision {} in force as generation {}: {} sockets moved, {} re-scoped", result.revision(),
-                    result.generation(), outcome.migration.moved(), outcome.migration.rescoped()));
+        fmt::format("revision {} in force as generation {}: {} sockets moved", result.revision(), result.generation(),
+                    outcome.migration.moved()));
   return result;
 }
 
@@ -710,7 +709,6 @@ Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, con
     v1::MigrateResult result;
     result.set_seen(pass.seen);
     result.set_moved(pass.moved);
-    result.set_rescoped(pass.rescoped);
     result.set_namespaces(pass.namespaces);
     result.set_passes(1);
     result.set_complete(pass.left_total == 0);
@@ -723,8 +721,7 @@ Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, con
   next->migration_complete = result.complete();
   set_view(std::move(next));
   event("migrated", result.complete() ? "info" : "warning",
-        fmt::format("{} sockets seen, {} moved, {} re-scoped in {:.1f} ms", result.seen(), result.moved(), result.rescoped(),
-                    result.duration_ms()));
+        fmt::format("{} sockets seen, {} moved in {:.1f} ms", result.seen(), result.moved(), result.duration_ms()));
   return result;
 }
 

@@ -36,27 +36,6 @@ Result<bpfio::Map<K, V>> table(const PinnedPolicy& policy, const std::string& na
   return bpfio::Map<K, V>::from(std::move(inner));
 }
 
-bool same_scope(const sl_sock& a, const sl_sock& b) {
-  constexpr uint16_t kDecision = SL_SOCK_ECN_FALLBACK;
-  return a.rule_id == b.rule_id && a.params == b.params && a.place_id == b.place_id && a.place_class == b.place_class &&
-         a.locality == b.locality && a.service_id == b.service_id && (a.flags & kDecision) == (b.flags & kDecision);
-}
-
-// The decision written over a storage that is there; the logger's mark and learned state stay.
-sl_sock decided(const sl_sock& now, const sl_sock& scope, uint64_t generation, uint8_t origin) {
-  sl_sock next = now;
-  next.generation = generation;
-  next.place_id = scope.place_id;
-  next.service_id = scope.service_id;
-  next.rule_id = scope.rule_id;
-  next.params = scope.params;
-  next.place_class = scope.place_class;
-  next.locality = scope.locality;
-  next.origin = origin;
-  next.flags = static_cast<uint16_t>((now.flags & SL_SOCK_LOG) | scope.flags);
-  return next;
-}
-
 }  // namespace
 
 Result<HeldSockets> HeldSockets::open(const PinnedPolicy& policy, const std::string& cgroup2) {
@@ -82,15 +61,8 @@ Result<HeldSockets> HeldSockets::open(const PinnedPolicy& policy, const std::str
     selected.insert(text_of(verdict.cca));
     selected.insert(text_of(verdict.fallback));
   }
-  SLUICE_TRY(storage_fd, policy.map("sl_sock"));
-  SLUICE_TRY(storage, (bpfio::Map<int, sl_sock>::from(std::move(storage_fd))));
   return HeldSockets(generation, std::move(places), std::move(sources), std::move(services), std::move(rules), std::move(ids),
-                     std::move(selected), std::move(storage), cgroup2);
-}
-
-uint32_t HeldSockets::id_of(const std::string& cca) const {
-  const auto it = ids_.find(cca);
-  return it == ids_.end() ? 0 : it->second;
+                     std::move(selected), cgroup2);
 }
 
 Result<uint32_t> HeldSockets::service_of(const sl_report& socket) const {
@@ -124,31 +96,17 @@ Result<uint32_t> HeldSockets::service_of(const sl_report& socket) const {
 }
 
 Result<HeldSockets::Choice> HeldSockets::choose(const sl_report& socket) const {
-  Choice choice;
-  if (socket.state == kListen) {
-    choice.cca = text_of(generation_.listener_cca);
-    choice.map_id = id_of(choice.cca);
-    choice.scope.params = generation_.listener_params;
-    choice.scope.flags = SL_SOCK_LISTENER;
-    return choice;
+  std::string cca = text_of(generation_.listener_cca);
+  if (socket.state != kListen) {
+    SLUICE_TRY(place, places_.find(host(socket.remote_addr)));
+    SLUICE_TRY(service, service_of(socket));
+    SLUICE_TRY(verdict, rules_.lookup({service, place ? place->place_class : 0U}));
+    // Before the handshake is over ECN is not known: the CCA asks for it in the SYN.
+    const bool fallback = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && socket.state != kSynSent && (socket.ecn & kEcnOk) == 0;
+    cca = text_of(fallback ? verdict.fallback : verdict.cca);
   }
-  SLUICE_TRY(place, places_.find(host(socket.remote_addr)));
-  SLUICE_TRY(service, service_of(socket));
-  choice.scope.service_id = service;
-  if (place) {
-    choice.scope.place_id = place->place_id;
-    choice.scope.place_class = place->place_class;
-    choice.scope.locality = place->locality;
-  }
-  SLUICE_TRY(verdict, rules_.lookup({service, choice.scope.place_class}));
-  choice.scope.rule_id = verdict.rule_id;
-  // Before the handshake is over ECN is not known: the CCA asks for it in the SYN.
-  const bool fallback = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && socket.state != kSynSent && (socket.ecn & kEcnOk) == 0;
-  choice.cca = fallback ? text_of(verdict.fallback) : text_of(verdict.cca);
-  choice.scope.params = fallback ? verdict.fallback_params : verdict.params;
-  if (fallback) choice.scope.flags = SL_SOCK_ECN_FALLBACK;
-  choice.map_id = id_of(choice.cca);
-  return choice;
+  const auto id = ids_.find(cca);
+  return Choice{cca, id == ids_.end() ? 0 : id->second};
 }
 
 Result<sl_outcome> HeldSockets::correct(const sl_file& file, bool dry_run, int& error) const {
@@ -157,10 +115,8 @@ Result<sl_outcome> HeldSockets::correct(const sl_file& file, bool dry_run, int& 
   if (!chosen && chosen.error().code == Code::kNotFound) return SL_OUTCOME_NO_RULE;
   if (!chosen) return tl::unexpected<Error>(std::move(chosen).error());
   if (chosen->cca.empty()) return socket.state == kListen ? SL_OUTCOME_CURRENT : SL_OUTCOME_NO_FALLBACK;
-
-  const bool right = text_of(socket.cca) == chosen->cca && socket.struct_ops_id == chosen->map_id;
-  if (right && socket.generation == generation_.generation) return SL_OUTCOME_CURRENT;
-  if (dry_run) return right ? SL_OUTCOME_RESCOPED : SL_OUTCOME_MOVED;
+  if (text_of(socket.cca) == chosen->cca && socket.struct_ops_id == chosen->map_id) return SL_OUTCOME_CURRENT;
+  if (dry_run) return SL_OUTCOME_MOVED;
 
   SLUICE_TRY(fd, net::fd_of_process(static_cast<pid_t>(file.pid), static_cast<int>(file.fd)));
   // The number may have been given to another file since it was listed.
@@ -168,17 +124,7 @@ Result<sl_outcome> HeldSockets::correct(const sl_file& file, bool dry_run, int& 
   socklen_t size = sizeof cookie;
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_COOKIE, &cookie, &size) != 0 || cookie != socket.cookie)
     return fail(Code::kNotFound, "descriptor {} of process {} is another file now", file.fd, file.pid);
-  SLUICE_TRY(now, storage_.find(fd.get()));
-  const bool stored = now && now->origin != SL_ORIGIN_NONE;
-  if (right && !stored) return SL_OUTCOME_CURRENT;
-  // Before the switch: the new CCA's .init reads it. A socket without storage gets none: .init asks the policy itself.
-  if (now) {
-    const uint8_t origin = right ? now->origin : static_cast<uint8_t>(SL_ORIGIN_ITERATOR);
-    SLUICE_CHECK(storage_.update(fd.get(), decided(*now, chosen->scope, generation_.generation, origin)));
-  }
-  if (right) return same_scope(*now, chosen->scope) ? SL_OUTCOME_CURRENT : SL_OUTCOME_RESCOPED;
   if (auto status = net::set_congestion_control(fd.get(), chosen->cca); !status) {
-    if (now) SLUICE_CHECK(storage_.update(fd.get(), *now));
     error = status.error().sys_errno != 0 ? -status.error().sys_errno : -EPERM;
     return SL_OUTCOME_SET_FAILED;
   }

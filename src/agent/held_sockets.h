@@ -34,7 +34,6 @@ class HeldSockets {
   struct Choice {
     std::string cca;  // empty = leave it alone
     uint32_t map_id = 0;
-    sl_sock scope{};  // without generation, origin and learned state
   };
   // kNotFound when no rule covers the socket.
   Result<Choice> choose(const sl_report& socket) const;
@@ -46,8 +45,7 @@ class HeldSockets {
   using Rules = bpfio::Map<sl_rule_key, sl_verdict>;
 
   HeldSockets(sl_generation generation, Places places, Sources sources, Services services, Rules rules,
-              std::map<std::string, uint32_t> ids, std::set<std::string> selected, bpfio::Map<int, sl_sock> storage,
-              std::string cgroup2)
+              std::map<std::string, uint32_t> ids, std::set<std::string> selected, std::string cgroup2)
       : generation_(generation),
         places_(std::move(places)),
         sources_(std::move(sources)),
@@ -55,11 +53,9 @@ class HeldSockets {
         rules_(std::move(rules)),
         ids_(std::move(ids)),
         selected_(std::move(selected)),
-        storage_(std::move(storage)),
         cgroup2_(std::move(cgroup2)) {}
 
   Result<uint32_t> service_of(const sl_report& socket) const;
-  uint32_t id_of(const std::string& cca) const;
 
   sl_generation generation_;
   Places places_;
@@ -68,7 +64,6 @@ class HeldSockets {
   Rules rules_;
   std::map<std::string, uint32_t> ids_;  // CCA name -> struct_ops map id; absent = native
   std::set<std::string> selected_;
-  bpfio::Map<int, sl_sock> storage_;
   std::string cgroup2_;
 };
 

@@ -45,7 +45,7 @@ constexpr std::pair<sl_cca_counter, std::string_view> kCounterNames[] = {
     {SL_CCA_RELEASE, "release"},
     {SL_CCA_STATE_ADOPTED, "state_adopted"},
     {SL_CCA_STATE_REFUSED, "state_refused"},
-    {SL_CCA_NO_STORAGE, "no_storage"},
+    {SL_CCA_STATE_LOST, "state_lost"},
     {SL_CCA_NO_PARAMS, "no_params"},
     {SL_CCA_SELF_MOVED, "self_moved"},
     {SL_CCA_SELF_FAILED, "self_failed"},

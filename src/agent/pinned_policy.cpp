@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sluice/abi/policy.h>
-#include <sluice/abi/report.h>
 
 #include <algorithm>
 
@@ -18,9 +17,7 @@ namespace {
 
 constexpr std::string_view kDispatcher = "sl_sockops";
 constexpr std::string_view kIterPrefix = "sl_iter_";
-constexpr std::string_view kStorageIterator = "sl_iter_storage";
 constexpr std::string_view kReplacing = "replacing";  // instead of a digest; sorts after every digest
-constexpr std::string_view kSocketStorage = "sl_sock";
 const std::string kRoot = "policy/";
 const std::string kReady = kRoot + "ready/";
 const std::string kMaps = kRoot + "maps/";
@@ -38,6 +35,7 @@ struct Schema {
 constexpr Schema kSchemas[] = {
     {SL_SCHEMA_POLICY, "sl.policy", "sl_generations", SL_SCHEMA_POLICY_VERSION},
     {SL_SCHEMA_SOCK, "sl.sock", "sl_sock", SL_SCHEMA_SOCK_VERSION},
+    {SL_SCHEMA_HANDOVER, "sl.handover", "sl_handover", SL_SCHEMA_HANDOVER_VERSION},
 };
 
 sl_cca_name to_key(const std::string& name) {
@@ -165,7 +163,7 @@ Status PinnedPolicy::load_fresh(const std::string& digest) {
   return mark_ready(digest);
 }
 
-// An agent of another version: the maps, and with them every decision and every socket's storage, stay; the programs change
+// An agent of another version: the maps, and with them the policy and what is noted about sockets, stay; the programs change
 // under the hook in one step. Meanwhile the pins are marked as of no version, so that after a crash an agent of either version
 // does this again.
 Status PinnedPolicy::replace_programs(const std::string& digest) {
@@ -201,8 +199,7 @@ Status PinnedPolicy::take_programs(const bpfio::Object& object) {
       SLUICE_CHECK(pins_.pin(program, kPrograms + name));
       continue;
     }
-    SLUICE_TRY(storage, map(std::string(kSocketStorage)));
-    SLUICE_TRY(link, bpfio::Link::attach_iter(program, name == kStorageIterator ? &storage : nullptr));
+    SLUICE_TRY(link, bpfio::Link::attach_iter(program));
     SLUICE_CHECK(pins_.pin(link, kIter + name));
   }
   // The manifest declares the order of the stages; each one calls the next.

@@ -48,7 +48,6 @@ constexpr std::pair<sl_policy_counter, std::string_view> kCounterNames[] = {
     {SL_POLICY_ITER_SEEN, "iter_seen"},
     {SL_POLICY_ITER_MOVED, "iter_moved"},
     {SL_POLICY_ITER_FAILED, "iter_failed"},
-    {SL_POLICY_ITER_RESCOPED, "iter_rescoped"},
     {SL_POLICY_SELF_MOVED, "self_moved"},
     {SL_POLICY_SELF_FAILED, "self_failed"},
     {SL_POLICY_TORN, "torn"},
@@ -92,8 +91,7 @@ SocketReport decode(const sl_report& record) {
   report.outcome = record.outcome;
   report.locality = record.locality;
   report.ecn = record.ecn;
-  report.origin = record.origin;
-  report.sock_flags = record.sock_flags;
+  report.flags = record.flags;
   report.cca = cca_name(record.cca);
   return report;
 }
@@ -358,7 +356,6 @@ Status RealKernel::walk_namespace(const bpfio::Link& link, const net::Netns& spa
 void RealKernel::note_left(const sl_report& record, MigratePass& pass) {
   switch (record.outcome) {
     case SL_OUTCOME_MOVED:
-    case SL_OUTCOME_RESCOPED:
     case SL_OUTCOME_CURRENT:
       return;
     default:
@@ -385,7 +382,6 @@ Result<bool> RealKernel::correct_held(const HeldSockets& held, const HeldSpace& 
     record.error = error;
     ++pass.seen;
     if (*outcome == SL_OUTCOME_MOVED) ++pass.moved;
-    if (*outcome == SL_OUTCOME_RESCOPED) ++pass.rescoped;
     note_left(record, pass);
   }
   ++pass.namespaces;
@@ -440,7 +436,6 @@ Result<MigratePass> RealKernel::migrate(Pass kind) {
   SLUICE_TRY(after, bpfio::sum_per_cpu(counters));
   pass.seen += after[SL_POLICY_ITER_SEEN] - before[SL_POLICY_ITER_SEEN];
   pass.moved += after[SL_POLICY_ITER_MOVED] - before[SL_POLICY_ITER_MOVED];
-  pass.rescoped += after[SL_POLICY_ITER_RESCOPED] - before[SL_POLICY_ITER_RESCOPED];
   return pass;
 }
 

@@ -25,11 +25,6 @@ std::string_view state_name(uint8_t state) {
   return state < std::size(kNames) ? kNames[state] : std::string_view("?");
 }
 
-std::string_view origin_name(uint8_t origin) {
-  static constexpr std::string_view kNames[] = {"", "connect", "established", "listen", "iterator", "self"};
-  return origin < std::size(kNames) ? kNames[origin] : std::string_view("?");
-}
-
 std::string locality_text(uint8_t locality) { return std::string(policy::locality_name(static_cast<sl_locality>(locality))); }
 
 template <class List>
@@ -178,12 +173,11 @@ v1::Socket to_proto(const SocketReport& report, const View& view, const std::vec
   out.set_generation(report.generation);
   out.set_current(report.generation != 0 && report.generation == view.desired.generation);
   constexpr uint8_t kListen = 10;
-  if (report.generation != 0 && report.state != kListen) {
+  if (report.rule_id != 0 && report.state != kListen) {
     out.set_locality(locality_text(report.locality));
     out.set_place(report.place_id < view.compiled.place_info.size() ? view.compiled.place_info[report.place_id].text() : "");
     out.set_service(named(view.compiled.service_names, report.service_id));
     out.set_rule(named(view.compiled.rule_labels, report.rule_id));
-    out.set_origin(std::string(origin_name(report.origin)));
   }
   out.set_ecn((report.ecn & kEcnOk) != 0 ? "negotiated" : "off");
   out.set_cwnd_segments(report.cwnd_segments);

@@ -68,7 +68,6 @@ std::string render_retained(const List& retained, const Style& style) {
 
 std::string moved_text(const v1::MigrateResult& result) {
   std::string text = fmt::format("{} of {} moved", human_count(result.moved()), plural(result.seen(), "socket"));
-  if (result.rescoped() != 0) text += fmt::format(", {} re-scoped", human_count(result.rescoped()));
   if (result.failed() != 0) text += fmt::format(", {} failed", human_count(result.failed()));
   return text + fmt::format(", in {}, {}", plural(result.namespaces(), "namespace"), human_ms(result.duration_ms()));
 }
@@ -184,7 +183,6 @@ std::string render_apply(const v1::ApplyResult& result, const Style& style) {
 std::string render_migrate(const v1::MigrateResult& result, bool dry_run, const Style& style) {
   if (dry_run) {
     std::string out = fmt::format("{} of {} would move", human_count(result.moved()), plural(result.seen(), "socket"));
-    if (result.rescoped() != 0) out += fmt::format(", {} be re-scoped", human_count(result.rescoped()));
     return out + fmt::format(", in {}\n", plural(result.namespaces(), "namespace")) + render_left(result, style);
   }
   return moved_text(result) +

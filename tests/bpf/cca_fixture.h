@@ -59,7 +59,7 @@ class Cca {
     must(object_.set_rodata(SL_NAME_SELF, self));
     if (spec.policy != nullptr)
       for (const char* map : {"sl_config", "sl_generations", "sl_places", "sl_sources", "sl_services", "sl_rules", "sl_sock",
-                              "sl_schemas", "sl_cca_ids", "sl_policy_counters"})
+                              "sl_handover", "sl_schemas", "sl_cca_ids", "sl_policy_counters"})
         must(object_.reuse_map(map, must(bpfio::MapFd::adopt(UniqueFd(::dup(spec.policy->map(map)))))));
     if (spec.configure) spec.configure(object_);
     must(object_.load());

@@ -153,6 +153,7 @@ class PolicyObject {
     must(bpf_object__load(object_.get()) == 0, "load policy.bpf.o");
     set_schema(SL_SCHEMA_POLICY, SL_SCHEMA_POLICY_VERSION);
     set_schema(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION);
+    set_schema(SL_SCHEMA_HANDOVER, SL_SCHEMA_HANDOVER_VERSION);
   }
 
   static std::string path(const std::string& file) { return std::string(SLUICE_BUILD_DIR "/bundles/policy/1.0.0/") + file; }

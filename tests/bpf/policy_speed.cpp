@@ -53,15 +53,13 @@ Tables tables(const std::string& cca, uint32_t params, size_t prefixes) {
 }
 
 void migrate(PolicyObject& policy, const char* what, size_t sockets) {
-  const uint64_t seen = policy.counter(SL_POLICY_ITER_SEEN), moved = policy.counter(SL_POLICY_ITER_MOVED),
-                 rescoped = policy.counter(SL_POLICY_ITER_RESCOPED);
+  const uint64_t seen = policy.counter(SL_POLICY_ITER_SEEN), moved = policy.counter(SL_POLICY_ITER_MOVED);
   policy.set_args(SL_ITER_MIGRATE, 0);
   const double start = cpu_ns();
   policy.iterate<sl_report>("sl_iter_migrate");
   const double ns = cpu_ns() - start;
-  printf("  %-46s %7.1f ms %6.0f ns/socket (seen %lu, moved %lu, rescoped %lu)\n", what, ns / 1e6,
-         ns / static_cast<double>(sockets), policy.counter(SL_POLICY_ITER_SEEN) - seen,
-         policy.counter(SL_POLICY_ITER_MOVED) - moved, policy.counter(SL_POLICY_ITER_RESCOPED) - rescoped);
+  printf("  %-46s %7.1f ms %6.0f ns/socket (seen %lu, moved %lu)\n", what, ns / 1e6, ns / static_cast<double>(sockets),
+         policy.counter(SL_POLICY_ITER_SEEN) - seen, policy.counter(SL_POLICY_ITER_MOVED) - moved);
 }
 
 // A process that holds `sockets` established sockets until this object goes. Younger ones have to go before.

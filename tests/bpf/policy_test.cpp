@@ -96,12 +96,9 @@ class PolicyTest : public testing::Test {
     return report_of(policy_.iterate<sl_report>("sl_iter_observe"), fd);
   }
   bool has_storage(const UniqueFd& fd) const { return policy_.storage(fd.get()).has_value(); }
-  // As a CCA leaves it that moved itself here under `generation`.
-  void store(const UniqueFd& fd, uint64_t generation, uint32_t rule) const {
-    sl_sock value{};
-    value.generation = generation;
-    value.rule_id = rule;
-    value.origin = SL_ORIGIN_SELF;
+  // As user space does for the logger.
+  void select_for_log(const UniqueFd& fd) const {
+    const sl_sock value{.flags = SL_SOCK_LOG, .pad = 0};
     const int key = fd.get();
     must(bpf_map_update_elem(policy_.map("sl_sock"), &key, &value, BPF_ANY) == 0, "sl_sock");
   }
@@ -136,7 +133,6 @@ TEST_P(PolicyByFamily, BothEndsGetWhatTheirOwnViewOfTheOtherSays) {
   EXPECT_EQ(client.params, 4u);
   EXPECT_EQ(client.place_id, GetParam() == Ip::kV6 ? 22u : 21u);
   EXPECT_EQ(client.locality, SL_LOCALITY_CROSS_REGION);
-  EXPECT_EQ(client.origin, SL_ORIGIN_NONE);
   EXPECT_EQ(server.generation, generation);
   EXPECT_EQ(server.rule_id, 7u);
   EXPECT_EQ(server.params, 3u);
@@ -171,7 +167,6 @@ TEST_F(PolicyTest, ASocketThatIsConnectedAnewIsResolvedAnew) {
   const Listener listener;
   Connection c(listener);
   EXPECT_EQ(observed(c.client).place_id, 21u);
-  store(c.client, policy_.generation(), 2);  // as if it had moved itself meanwhile
   sockaddr nowhere{};
   nowhere.sa_family = AF_UNSPEC;
   ASSERT_EQ(connect(c.client.get(), &nowhere, sizeof(nowhere)), 0);
@@ -181,12 +176,8 @@ TEST_F(PolicyTest, ASocketThatIsConnectedAnewIsResolvedAnew) {
   ASSERT_EQ(listen(other.get(), 1), 0);
   ASSERT_EQ(getsockname(other.get(), home.get(), &home.size), 0);
   ASSERT_EQ(connect(c.client.get(), home.get(), home.size), 0);
-  const auto st = policy_.storage(c.client.get());
-  ASSERT_TRUE(st);
-  EXPECT_EQ(st->place_id, 11u);
-  EXPECT_EQ(st->place_class, kClientClass);
-  EXPECT_EQ(st->rule_id, 1u);
-  EXPECT_EQ(st->origin, SL_ORIGIN_ESTABLISHED);
+  EXPECT_EQ(observed(c.client).place_id, 11u);
+  EXPECT_EQ(observed(c.client).rule_id, 1u);
   EXPECT_EQ(cca_of(c.client), other_);
   EXPECT_EQ(bumps(SL_POLICY_RECONCILED), 0u);
 }
@@ -302,16 +293,13 @@ TEST_F(PolicyTest, AGenerationWhoseSlotIsNotThereLeavesSocketsAlone) {
 TEST_F(PolicyTest, AnotherSchemaVersionLeavesSocketsAlone) {
   policy_.publish(tables(verdict(other_, 1), verdict(other_, 2), other_));
   attach();
-  for (const uint32_t schema : {SL_SCHEMA_POLICY, SL_SCHEMA_SOCK}) {
-    policy_.set_schema(schema, 99);
-    const Listener listener;
-    const Connection c(listener);
-    expect_untouched(c.client);
-    expect_untouched(c.server);
-    expect_untouched(listener.fd);
-    EXPECT_GE(bumps(SL_POLICY_SCHEMA_MISMATCH), 4u);
-    policy_.set_schema(schema, 1);
-  }
+  policy_.set_schema(SL_SCHEMA_POLICY, SL_SCHEMA_POLICY_VERSION + 1);
+  const Listener listener;
+  const Connection c(listener);
+  expect_untouched(c.client);
+  expect_untouched(c.server);
+  expect_untouched(listener.fd);
+  EXPECT_GE(bumps(SL_POLICY_SCHEMA_MISMATCH), 4u);
 }
 
 TEST_F(PolicyTest, WithoutARuleTheSocketKeepsItsCcaAndThatIsCounted) {
@@ -326,7 +314,7 @@ TEST_F(PolicyTest, WithoutARuleTheSocketKeepsItsCcaAndThatIsCounted) {
   EXPECT_EQ(bumps(SL_POLICY_NO_RULE), 3u);  // CONNECT, ACTIVE; the listener has no CCA named either
 }
 
-TEST_F(PolicyTest, AnUnknownCcaIsRefusedAndWhatWasDecidedBeforeStays) {
+TEST_F(PolicyTest, AnUnknownCcaIsRefusedAndTheSocketKeepsItsOwn) {
   policy_.publish(tables(verdict(other_, 1), verdict("no_such_cca", 2)));
   attach();
   const Listener listener;
@@ -334,11 +322,8 @@ TEST_F(PolicyTest, AnUnknownCcaIsRefusedAndWhatWasDecidedBeforeStays) {
   expect_untouched(c.client);
   EXPECT_EQ(observed(c.client).generation, 0u) << "it does not run what was decided";
   EXPECT_EQ(bumps(SL_POLICY_SET_FAILED), 2u);
-
-  store(c.client, 77, 9);
   EXPECT_EQ(report_of(migrate(), c.client).outcome, SL_OUTCOME_SET_FAILED);
-  EXPECT_EQ(policy_.storage(c.client.get())->rule_id, 9u);
-  EXPECT_EQ(policy_.storage(c.client.get())->generation, 77u);
+  expect_untouched(c.client);
 }
 
 TEST_F(PolicyTest, AListenerCarriesItsOwnCcaAndChildrenTheirs) {
@@ -348,13 +333,12 @@ TEST_F(PolicyTest, AListenerCarriesItsOwnCcaAndChildrenTheirs) {
   EXPECT_EQ(cca_of(listener.fd), third_);
   const sl_report seen = observed(listener.fd);
   EXPECT_EQ(seen.generation, generation);
-  EXPECT_TRUE(seen.sock_flags & SL_SOCK_LISTENER);
-  EXPECT_FALSE(has_storage(listener.fd));
-  store(listener.fd, generation, 0);
+  EXPECT_TRUE(seen.flags & SL_REPORT_LISTENER);
+  select_for_log(listener.fd);
   const Connection c(listener);
   EXPECT_FALSE(has_storage(c.server)) << "never cloned";
   EXPECT_EQ(cca_of(c.server), default_);
-  EXPECT_FALSE(observed(c.server).sock_flags & SL_SOCK_LISTENER);
+  EXPECT_FALSE(observed(c.server).flags & SL_REPORT_LISTENER);
 }
 
 TEST_F(PolicyTest, TheInitialWindowIsSetOnceEstablished) {
@@ -493,7 +477,7 @@ TEST_P(PolicyByFamily, WithoutEcnTheFallbackIsTaken) {
   const Connection c(listener);
   EXPECT_FALSE(has_ecn(c.client));
   EXPECT_EQ(cca_of(c.client), other_);
-  EXPECT_TRUE(observed(c.client).sock_flags & SL_SOCK_ECN_FALLBACK);
+  EXPECT_TRUE(observed(c.client).flags & SL_REPORT_ECN_FALLBACK);
   EXPECT_EQ(observed(c.client).params, 6u);
   EXPECT_EQ(bumps(SL_POLICY_NEEDS_ECN), 2u);
   EXPECT_EQ(bumps(SL_POLICY_NEEDS_ECN_YES), 0u);
@@ -569,7 +553,7 @@ TEST_P(PolicyByFamily, MigrateMovesEstablishedSocketsAndListenersThatAreOlderTha
   EXPECT_EQ(cca_of(c.client), third_);
   EXPECT_EQ(cca_of(c.server), other_);
   EXPECT_EQ(cca_of(listener.fd), third_);
-  EXPECT_TRUE(report_of(first, listener.fd).sock_flags & SL_SOCK_LISTENER);
+  EXPECT_TRUE(report_of(first, listener.fd).flags & SL_REPORT_LISTENER);
 
   const sl_report client = report_of(first, c.client);
   EXPECT_EQ(client.params, 2u);
@@ -592,34 +576,24 @@ TEST_P(PolicyByFamily, MigrateMovesEstablishedSocketsAndListenersThatAreOlderTha
   EXPECT_EQ(bumps(SL_POLICY_ITER_SEEN), 12u);
 }
 
-TEST_F(PolicyTest, MigrateRefreshesWhatIsStoredWhereTheCcaStays) {
+TEST_F(PolicyTest, WhereTheCcaStaysMigrateHasNothingToDo) {
   policy_.publish(tables(verdict(other_, 1), verdict(third_, 2), other_));
   attach();
   const Listener listener;
-  const Connection c(listener), d(listener);
-  store(c.client, policy_.generation(), 2);
+  const Connection c(listener);
+  select_for_log(c.client);
   Tables newer = tables(verdict(other_, 1), verdict(third_, 3, "", 0, 9), other_);
   newer.places[2].second.place_id = 88;
   const uint64_t generation = policy_.publish(newer);
-  const auto dry = migrate(SL_ITER_REPORT_ALL | SL_ITER_DRY_RUN);
-  EXPECT_EQ(report_of(dry, c.client).outcome, SL_OUTCOME_RESCOPED);
-  EXPECT_EQ(report_of(dry, c.client).rule_id, 2u);
   const auto records = migrate();
-  EXPECT_EQ(report_of(records, c.client).outcome, SL_OUTCOME_RESCOPED);
-  for (const UniqueFd* fd : {&c.server, &d.client, &d.server}) {  // nothing is stored: nothing to refresh
+  for (const UniqueFd* fd : {&c.client, &c.server, &listener.fd}) {
     EXPECT_EQ(report_of(records, *fd).outcome, SL_OUTCOME_CURRENT);
     EXPECT_EQ(report_of(records, *fd).generation, generation);
-    EXPECT_FALSE(has_storage(*fd));
   }
-  EXPECT_EQ(report_of(records, d.client).rule_id, 3u);
-  EXPECT_EQ(report_of(records, d.client).params, 9u);
-  const auto st = policy_.storage(c.client.get());
-  EXPECT_EQ(st->place_id, 88u);
-  EXPECT_EQ(st->params, 9u);
-  EXPECT_EQ(st->rule_id, 3u);
-  EXPECT_EQ(st->origin, SL_ORIGIN_SELF);  // who chose the CCA
-  EXPECT_EQ(st->generation, generation);
-  EXPECT_EQ(bumps(SL_POLICY_ITER_RESCOPED), 1u);
+  EXPECT_EQ(report_of(records, c.client).place_id, 88u);
+  EXPECT_EQ(report_of(records, c.client).rule_id, 3u);
+  EXPECT_EQ(report_of(records, c.client).params, 9u);
+  EXPECT_EQ(policy_.storage(c.client.get())->flags, static_cast<uint32_t>(SL_SOCK_LOG)) << "what user space noted stays";
   EXPECT_EQ(bumps(SL_POLICY_ITER_MOVED), 0u);
 }
 
@@ -673,7 +647,7 @@ TEST_F(PolicyTest, MigrateTakesTheFallbackOnConnectionsWithoutEcn) {
   for (const UniqueFd* fd : {&c.client, &c.server}) {
     EXPECT_EQ(report_of(records, *fd).outcome, SL_OUTCOME_MOVED);
     EXPECT_EQ(cca_of(*fd), other_);
-    EXPECT_TRUE(report_of(records, *fd).sock_flags & SL_SOCK_ECN_FALLBACK);
+    EXPECT_TRUE(report_of(records, *fd).flags & SL_REPORT_ECN_FALLBACK);
   }
 }
 
@@ -714,8 +688,7 @@ TEST_F(PolicyTest, CountAddsUpSocketsByWhatTheyRun) {
   const Listener listener;
   std::vector<std::unique_ptr<Connection>> connections;
   for (int i = 0; i < 5; ++i) connections.push_back(std::make_unique<Connection>(listener));
-  policy_.publish(tables(verdict(other_, 1), verdict(other_, 2), third_));  // clients are not current now ...
-  store(connections[0]->server, 1, 1);                                      // ... nor is what an older one decided
+  policy_.publish(tables(verdict(other_, 1), verdict(other_, 2), third_));  // clients are not current now
   const Connection late(listener);
   policy_.iterate<char>("sl_iter_count");
   uint64_t clients = 0, servers = 0, listeners = 0, current = 0;
@@ -736,9 +709,9 @@ TEST_F(PolicyTest, CountAddsUpSocketsByWhatTheyRun) {
     }
   }
   EXPECT_EQ(listeners, 1u);
-  EXPECT_EQ(servers, 5u);  // the sixth has no locality in its storage
+  EXPECT_EQ(servers, 6u);
   EXPECT_EQ(clients, 5u);  // the late one runs other_
-  EXPECT_EQ(current, 7u);  // listener, four of the servers, both ends of the late one
+  EXPECT_EQ(current, 8u);  // listener, servers, the client of the late one
 }
 
 TEST_F(PolicyTest, FilesFindsSocketsOfEveryNamespaceByProcessAndDescriptor) {
@@ -762,34 +735,6 @@ TEST_F(PolicyTest, FilesFindsSocketsOfEveryNamespaceByProcessAndDescriptor) {
   EXPECT_EQ(found(c.client)->socket.generation, policy_.generation());
   EXPECT_EQ(found(c.client)->socket.state, BPF_TCP_ESTABLISHED);
   EXPECT_EQ(found(listener.fd)->socket.state, BPF_TCP_LISTEN);
-}
-
-TEST_F(PolicyTest, StorageFindsSocketsOfEveryNamespace) {
-  Object object(bpf_object__open_file(PolicyObject::path("storage.bpf.o").c_str(), nullptr));
-  ASSERT_NE(object, nullptr);
-  policy_.share_maps(object.get());
-  const int error = bpf_object__load(object.get());
-  // Stock kernels have it since 5.9; a hardened one refuses every iterator over a map.
-  if (error == -EPERM) GTEST_SKIP() << "this kernel refuses iterators that are attached to a map (EPERM at load)";
-  ASSERT_EQ(error, 0);
-  policy_.publish(tables(verdict(other_, 1), verdict(third_, 2)));
-  attach();
-  const Listener listener;
-  const Connection c(listener);
-  store(c.client, policy_.generation(), 2);
-  const auto seen_here = policy_.iterate<sl_report>("sl_iter_observe");
-  enter_new_netns();
-  bpf_iter_link_info info{};
-  info.map.map_fd = static_cast<uint32_t>(policy_.map("sl_sock"));
-  bpf_iter_attach_opts options{};
-  options.sz = sizeof(options);
-  options.link_info = &info;
-  options.link_info_len = sizeof(info);
-  const auto records =
-      PolicyObject::iterate<sl_report>(bpf_object__find_program_by_name(object.get(), "sl_iter_storage"), &options);
-  EXPECT_EQ(records.size(), 1u);
-  EXPECT_EQ(report_of(records, c.client).cca, third_);
-  EXPECT_EQ(report_of(records, c.client).netns_ino, report_of(seen_here, c.client).netns_ino);
 }
 
 // ---- budget --------------------------------------------------------------------------------------------------------------

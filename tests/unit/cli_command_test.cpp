@@ -64,7 +64,7 @@ const char* const kSockets = R"(
 
 const char* const kMigrated = R"(seen: 12950 moved: 12000 namespaces: 2 passes: 1 duration_ms: 13.4 complete: true)";
 const char* const kIncomplete = R"(
-  seen: 100 moved: 97 rescoped: 4 failed: 3 namespaces: 1 passes: 2 duration_ms: 2000 complete: false
+  seen: 100 moved: 97 failed: 3 namespaces: 1 passes: 2 duration_ms: 2000 complete: false
   left { reason: "locked by a route's congctl" sockets: 3
          example { local: "10.0.0.1:443" remote: "10.2.0.7:5" state: "established" cca: "bbr" netns: "blue" } })";
 
@@ -460,7 +460,7 @@ TEST_F(Commands, ApplyThatLeavesSocketsBehindIsDegraded) {
   });
   EXPECT_EQ(cli({"apply", document()}), kDegraded);
   EXPECT_EQ(cli.out(), R"(policy applied as revision 4, generation 10, in 2.1 s
-97 of 100 sockets moved, 4 re-scoped, 3 failed, in 1 namespace, 2.0 s
+97 of 100 sockets moved, 3 failed, in 1 namespace, 2.0 s
   ! 3 sockets left: locked by a route's congctl; such as 10.0.0.1:443 -> 10.2.0.7:5 (established, bbr, netns blue)
   ! cubic@1.0.0 stays registered, it is used by
       1 socket: 10.0.0.1:443
@@ -489,7 +489,7 @@ TEST_F(Commands, DiffShowsChangesAndSteps) {
 TEST_F(Commands, MigrateReportsWhatIsLeft) {
   agent.progress = stream([](v1::Progress& last) { *last.mutable_migrated() = from_text<v1::MigrateResult>(kIncomplete); });
   EXPECT_EQ(cli({"migrate"}), kDegraded);
-  EXPECT_EQ(cli.out(), R"(97 of 100 sockets moved, 4 re-scoped, 3 failed, in 1 namespace, 2.0 s, 2 passes
+  EXPECT_EQ(cli.out(), R"(97 of 100 sockets moved, 3 failed, in 1 namespace, 2.0 s, 2 passes
   ! 3 sockets left: locked by a route's congctl; such as 10.0.0.1:443 -> 10.2.0.7:5 (established, bbr, netns blue)
 )");
   agent.progress = stream([](v1::Progress& last) { *last.mutable_migrated() = from_text<v1::MigrateResult>(kMigrated); });

@@ -19,16 +19,14 @@
  *   4. The CCA is set by name even where the name already fits: that is how a connection accepted from an old listener gets off a
  *      replaced version of the same name. The kernel makes nothing of it if the CCA is the very same. Only ACTIVE_ESTABLISHED leaves
  *      it out where CONNECT has set that name: who replaces a version migrates afterwards, and finds the socket.
- *   5. No storage is created here: deciding again is cheaper than remembering (docs/design/0004-no-storage-at-connect.md). Where there
- *      is sl_sock from earlier, the decision is written to it.
+ *   5. Nothing is remembered: deciding again is cheaper (docs/design/0004-no-storage-at-connect.md).
  *   6. `reply` is written only to say yes to NEEDS_ECN, callback flags never: other programs on the hook see no difference.
  *
  * Iterators: sl_iter_observe, sl_iter_count and sl_iter_migrate walk the TCP sockets of one network namespace with each socket
- * locked; sl_iter_files reads all that a process holds, in every namespace (storage.bpf.c: all that have our storage).
+ * locked; sl_iter_files reads all that a process holds, in every namespace.
  *
  *   7. A socket is right if its CCA is the struct_ops map that sl_cca_ids gives for the wanted name (no entry: a native CCA of that
- *      name) and a decision in its sl_sock, if there is one, is of the published generation. Parameters that changed under the same
- *      CCA need no visit: a CCA on the SDK asks for them at its next RTT.
+ *      name). Parameters that changed under the same CCA need no visit: a CCA on the SDK asks for them at its next RTT.
  *   8. A record that does not fit makes the kernel run the program again for the same socket, so room is tested before anything is
  *      changed: a socket that was moved is reported as moved.
  */
@@ -96,9 +94,10 @@ static __always_inline struct tcp_sock *full_tcp_sock(struct bpf_sock_ops *ctx)
 	return sk ? bpf_skc_to_tcp_sock(sk) : NULL;
 }
 
+/* A subflow has an upper layer protocol, which stands beside the CCA; is_mptcp is far from everything else that is read here. */
 static __always_inline bool is_mptcp(const struct tcp_sock *tp)
 {
-	return bpf_core_field_exists(tp->is_mptcp) && tp->is_mptcp;
+	return tp->inet_conn.icsk_ulp_ops && bpf_core_field_exists(tp->is_mptcp) && tp->is_mptcp;
 }
 
 /*
@@ -129,7 +128,7 @@ static __always_inline void answer_needs_ecn(struct bpf_sock_ops *ctx)
 	sl_addresses(&req->req.req.__req_common, &e);
 	/* a member of a union: BTF alone does not tell that it is a pointer */
 	listener = bpf_rdonly_cast(req->req.req.__req_common.skc_listener, bpf_core_type_id_kernel(struct sock));
-	e.cgroup = listener ? sl_cgroup_of(listener) : NULL;
+	e.holder = listener;
 	result = sl_select_remote(&e, &sel);
 	if (result != SL_SELECT_OK || !sel.verdict) {
 		sl_count_result(result);
@@ -238,7 +237,6 @@ static __always_inline void select_listener(struct bpf_sock_ops *ctx, struct tcp
 	struct listener_choice copy;
 	struct sl_selection sel = {};
 	struct sl_choice choice = {};
-	struct sl_sock *st;
 	int result = choose_listener(&copy, &sel, &choice);
 
 	if (result != SL_SELECT_OK) {
@@ -249,13 +247,10 @@ static __always_inline void select_listener(struct bpf_sock_ops *ctx, struct tcp
 		sl_count(SL_POLICY_NO_RULE);
 		return;
 	}
-	st = sl_storage(tp);
-	if (sl_switch(ctx, st, &sel, &choice, SL_ORIGIN_LISTEN)) {
+	if (sl_set_cca(ctx, choice.cca)) {
 		sl_count(SL_POLICY_SET_FAILED);
 		return;
 	}
-	if (st)
-		st->flags |= SL_SOCK_LISTENER;
 	sl_count(before == tp->inet_conn.icsk_ca_ops ? SL_POLICY_KEPT : SL_POLICY_SELECTED);
 }
 
@@ -266,7 +261,6 @@ int sl_selector(struct bpf_sock_ops *ctx)
 	struct sl_selection sel = {}, scope = {};
 	struct sl_choice choice;
 	struct tcp_sock *tp;
-	struct sl_sock *st;
 	const void *before;
 	int result, iw;
 
@@ -297,10 +291,9 @@ int sl_selector(struct bpf_sock_ops *ctx)
 
 	before = tp->inet_conn.icsk_ca_ops;
 	active = ctx->op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB;
-	st = sl_storage(tp);
-	if (!st && active && is_called(before, choice.cca)) {
+	if (active && is_called(before, choice.cca)) {
 		sl_count(SL_POLICY_KEPT);
-	} else if (sl_switch(ctx, st, &sel, &choice, connecting ? SL_ORIGIN_CONNECT : SL_ORIGIN_ESTABLISHED)) {
+	} else if (sl_set_cca(ctx, choice.cca)) {
 		sl_count(SL_POLICY_SET_FAILED);
 		goto next;
 	} else if (before == tp->inet_conn.icsk_ca_ops) {
@@ -337,7 +330,7 @@ int sl_iter_observe(struct bpf_iter__tcp *ctx)
 		return 0;
 	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
 		return 0;
-	decision_of(tp, sl_storage(tp), &d);
+	decision_of(tp, &d);
 	fill_report(&r, tp, &d);
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
 	return 0;
@@ -364,7 +357,7 @@ int sl_iter_files(struct bpf_iter__task_file *ctx)
 		return 0;
 	if (args.only_map_id && struct_ops_id(tp->inet_conn.icsk_ca_ops) != args.only_map_id)
 		return 0;
-	decision_of(tp, sl_storage(tp), &d);
+	decision_of(tp, &d);
 	fill_report(&f.socket, tp, &d);
 	f.socket.cookie = bpf_get_socket_cookie(tp);
 	f.pid = task->tgid;
@@ -397,10 +390,10 @@ int sl_iter_count(struct bpf_iter__tcp *ctx)
 	__builtin_memcpy(key.cca, &name, sizeof(key.cca));
 	key.netns_ino = skc->skc_net.net->ns.inum;
 	key.listener = is_listener(tp);
-	decision_of(tp, sl_storage(tp), &d);
+	decision_of(tp, &d);
 	key.locality = d.locality;
 	key.rule_id = d.rule_id;
-	key.current_generation = d.generation && d.generation == sl_generation_now();
+	key.current_generation = d.generation != 0;
 	usage = bpf_map_lookup_elem(&sl_usage, &key);
 	if (!usage) {
 		bpf_map_update_elem(&sl_usage, &key, &none, BPF_NOEXIST);	/* another iterator may have been first */
@@ -419,23 +412,12 @@ int sl_iter_count(struct bpf_iter__tcp *ctx)
 
 /* ---- migration ------------------------------------------------------------------------------------------------------------- */
 
-/* Does `st` already say what `sel` and `choice` say, apart from the generation's number? */
-static __always_inline bool same_decision(const struct sl_sock *st, const struct sl_selection *sel,
-					  const struct sl_choice *choice)
-{
-	return st->rule_id == choice->rule_id && st->params == choice->params &&
-	       st->place_id == sel->place.place_id && st->place_class == sel->place.place_class &&
-	       st->locality == sel->place.locality && st->service_id == sel->service_id &&
-	       !!(st->flags & SL_SOCK_ECN_FALLBACK) == choice->ecn_fallback;
-}
-
-/* Makes one locked socket right; `st`: its storage or NULL. Returns its enum sl_outcome, and -errno in *error. */
-static __always_inline int migrate_one(struct tcp_sock *tp, struct sl_sock *st, struct listener_choice *copy,
-				       struct sl_selection *sel, struct sl_choice *choice, bool dry_run, __s32 *error)
+/* Makes one locked socket right. Returns its enum sl_outcome, and -errno in *error. */
+static __always_inline int migrate_one(struct tcp_sock *tp, struct listener_choice *copy, struct sl_selection *sel,
+				       struct sl_choice *choice, bool dry_run, __s32 *error)
 {
 	const struct tcp_congestion_ops *before = tp->inet_conn.icsk_ca_ops;
-	bool listener = is_listener(tp);
-	int result = choose(tp, copy, sel, choice), outcome;
+	int result = choose(tp, copy, sel, choice);
 
 	if (result != SL_SELECT_OK) {
 		choice->cca = NULL;
@@ -443,31 +425,20 @@ static __always_inline int migrate_one(struct tcp_sock *tp, struct sl_sock *st, 
 		return result == SL_SELECT_NO_RULE ? SL_OUTCOME_NO_RULE : SL_OUTCOME_NO_POLICY;
 	}
 	if (!choice->cca) {
-		if (listener)	/* "" = leave */
+		if (is_listener(tp))	/* "" = leave */
 			return SL_OUTCOME_CURRENT;
 		sl_count(SL_POLICY_ECN_NO_FALLBACK);
 		return SL_OUTCOME_NO_FALLBACK;
 	}
-
-	if (runs(before, choice->cca)) {
-		if (!sl_is_decided(st))
-			return SL_OUTCOME_CURRENT;
-		outcome = same_decision(st, sel, choice) ? SL_OUTCOME_CURRENT : SL_OUTCOME_RESCOPED;
-		if (dry_run)
-			return outcome;
-		sl_store_choice(st, sel, choice, st->origin);
-	} else {
-		if (dry_run)
-			return SL_OUTCOME_MOVED;
-		*error = sl_switch(tp, st, sel, choice, SL_ORIGIN_ITERATOR);
-		if (*error)
-			return SL_OUTCOME_SET_FAILED;
-		/* The same as before: sl_cca_ids names a map that is not registered. */
-		outcome = before == tp->inet_conn.icsk_ca_ops ? SL_OUTCOME_CURRENT : SL_OUTCOME_MOVED;
-	}
-	if (st && listener)
-		st->flags |= SL_SOCK_LISTENER;
-	return outcome;
+	if (runs(before, choice->cca))
+		return SL_OUTCOME_CURRENT;
+	if (dry_run)
+		return SL_OUTCOME_MOVED;
+	*error = sl_set_cca(tp, choice->cca);
+	if (*error)
+		return SL_OUTCOME_SET_FAILED;
+	/* The same as before: sl_cca_ids names a map that is not registered. */
+	return before == tp->inet_conn.icsk_ca_ops ? SL_OUTCOME_CURRENT : SL_OUTCOME_MOVED;
 }
 
 static __noinline int write_report(struct seq_file *seq, const struct tcp_sock *tp, const struct decision *d, int outcome,
@@ -481,6 +452,28 @@ static __noinline int write_report(struct seq_file *seq, const struct tcp_sock *
 	return bpf_seq_write(seq, &r, sizeof(r));
 }
 
+/*
+ * Walking many sockets, each of these lines comes from memory. Asked for together they arrive together; one after the other, as
+ * the look-ups, the switch, .release and .init need them, they cost several times that. Nothing is made of what is read: `skc` may be
+ * a request or time-wait socket.
+ */
+static __always_inline void fetch(const struct sock_common *skc)
+{
+	const struct tcp_sock *tp = bpf_rdonly_cast(skc, bpf_core_type_id_kernel(struct tcp_sock));
+	const struct inet_connection_sock *icsk = &tp->inet_conn;
+
+	(void)READ_ONCE(icsk->icsk_inet.sk.sk_protocol);
+	(void)READ_ONCE(icsk->icsk_inet.tos);
+	(void)READ_ONCE(icsk->icsk_ca_ops);
+	(void)READ_ONCE(icsk->icsk_ca_priv[0]);
+	(void)READ_ONCE(icsk->icsk_ca_priv[SL_CA_PRIV_BYTES / 8 - 1]);
+	(void)READ_ONCE(tp->snd_cwnd);
+	(void)READ_ONCE(tp->snd_ssthresh);
+	(void)READ_ONCE(tp->tcp_mstamp);
+	(void)READ_ONCE(tp->delivered_ce);
+	(void)READ_ONCE(tp->prior_ssthresh);
+}
+
 SEC("iter/tcp")
 int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 {
@@ -490,7 +483,6 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 	struct sl_selection sel = {};
 	struct sl_choice choice = {};
 	struct decision d = {};
-	struct sl_sock *st;
 	struct seq_file *seq = ctx->meta->seq;
 	__s32 error = 0;
 	struct tcp_sock *tp;
@@ -499,6 +491,7 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 
 	if (!skc)
 		return 0;
+	fetch(skc);
 	tp = bpf_skc_to_tcp_sock(skc);
 	if (!tp)
 		return 0;
@@ -511,12 +504,11 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 	}
 
 	sl_count(SL_POLICY_ITER_SEEN);
-	st = sl_storage(tp);
 	if (is_mptcp(tp)) {
 		sl_count(SL_POLICY_MPTCP);
 		outcome = SL_OUTCOME_MPTCP;
 	} else {
-		outcome = migrate_one(tp, st, &copy, &sel, &choice, dry_run, &error);
+		outcome = migrate_one(tp, &copy, &sel, &choice, dry_run, &error);
 	}
 	switch (outcome) {
 	case SL_OUTCOME_CURRENT:
@@ -525,10 +517,6 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 		if (!dry_run)
 			sl_count(SL_POLICY_ITER_MOVED);
 		break;
-	case SL_OUTCOME_RESCOPED:
-		if (!dry_run)
-			sl_count(SL_POLICY_ITER_RESCOPED);
-		break;
 	default:
 		sl_count(SL_POLICY_ITER_FAILED);
 		goto report;
@@ -536,7 +524,7 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 	if (!(args.flags & SL_ITER_REPORT_ALL))
 		return 0;
 report:
-	make_decision(&d, tp, st, &sel, &choice);
+	make_decision(&d, tp, &sel, &choice);
 	write_report(seq, tp, &d, outcome, error);
 	return 0;
 }

@@ -115,35 +115,23 @@ static __always_inline int choose(struct tcp_sock *tp, struct listener_choice *c
 	return result;
 }
 
-/* The decision about a socket: as it is stored, else as the published policy makes it. */
+/* What the published policy says about a socket. */
 struct decision {
-	__u64 generation;	/* 0 = none, or the socket does not run what was decided */
+	__u64 generation;	/* 0 = none, or the socket does not run what it wants */
 	__u32 place_id;
 	__u32 service_id;
 	__u32 rule_id;
 	__u32 params;
 	__u8 locality;
-	__u8 origin;
-	__u16 flags;
+	__u8 flags;		/* enum sl_report_flags */
 };
 
-/* `sel` and `choice` as choose() left them; without a choice, what is stored is all there is. */
-static __always_inline void make_decision(struct decision *d, const struct tcp_sock *tp, const struct sl_sock *st,
-					  const struct sl_selection *sel, const struct sl_choice *choice)
+/* `sel` and `choice` as choose() left them. */
+static __always_inline void make_decision(struct decision *d, const struct tcp_sock *tp, const struct sl_selection *sel,
+					  const struct sl_choice *choice)
 {
-	if (sl_is_decided(st)) {
-		d->generation = st->generation;
-		d->place_id = st->place_id;
-		d->service_id = st->service_id;
-		d->rule_id = st->rule_id;
-		d->params = st->params;
-		d->locality = st->locality;
-		d->origin = st->origin;
-		d->flags = st->flags;
-		return;
-	}
-	if (st)
-		d->flags = st->flags;
+	if (is_listener(tp))
+		d->flags |= SL_REPORT_LISTENER;
 	if (!choice->cca)
 		return;
 	d->place_id = sel->place.place_id;
@@ -152,23 +140,21 @@ static __always_inline void make_decision(struct decision *d, const struct tcp_s
 	d->rule_id = choice->rule_id;
 	d->params = choice->params;
 	if (choice->ecn_fallback)
-		d->flags |= SL_SOCK_ECN_FALLBACK;
-	if (is_listener(tp))
-		d->flags |= SL_SOCK_LISTENER;
+		d->flags |= SL_REPORT_ECN_FALLBACK;
 	if (runs(tp->inet_conn.icsk_ca_ops, choice->cca))
 		d->generation = sel->generation;
 }
 
 /* Its own frame, gone before the record is made: a program has 512 bytes of stack in all. */
-static __noinline int decision_of(struct tcp_sock *tp, const struct sl_sock *st, struct decision *d)
+static __noinline int decision_of(struct tcp_sock *tp, struct decision *d)
 {
 	struct listener_choice copy;
 	struct sl_selection sel = {};
 	struct sl_choice choice = {};
 
-	if (!sl_is_decided(st) && choose(tp, &copy, &sel, &choice) != SL_SELECT_OK)
+	if (choose(tp, &copy, &sel, &choice) != SL_SELECT_OK)
 		choice.cca = NULL;
-	make_decision(d, tp, st, &sel, &choice);
+	make_decision(d, tp, &sel, &choice);
 	return 0;
 }
 
@@ -205,8 +191,7 @@ static __always_inline void fill_report(struct sl_report *r, const struct tcp_so
 	r->rule_id = d->rule_id;
 	r->params = d->params;
 	r->locality = d->locality;
-	r->origin = d->origin;
-	r->sock_flags = d->flags;
+	r->flags = d->flags;
 }
 
 #endif

@@ -26,16 +26,14 @@
 #define SL_NAME_PARAM_PRESENT "sl_present"	/* first member of its value */
 #define SL_NAME_COUNTERS "sl_cca_counters"	/* per-CPU array map of __u64 */
 
-/* ca_priv of struct inet_connection_sock: all the private state a CCA has beside sl_sock. */
+/* ca_priv of struct inet_connection_sock: all the private state a CCA has. */
 #define SL_CA_PRIV_BYTES 104
 
 /*
- * Learned state: the words of sl_sock.state when sl_sock.state_tag is SL_STATE_LEARNED. Written by the .release of a CCA on the
- * SDK, taken and cleared by the .init of the next one. The first part every CCA understands; `own` only the CCA that finds its
- * own own_tag there. 0 means "not known" in every field. cwnd and ssthresh are the socket's and need no hand-over.
+ * Learned state, from the .release of a CCA on the SDK to the .init of the next one. The first part every CCA understands; `own`
+ * only the CCA that finds its own own_tag there. 0 means "not known" in every field. cwnd and ssthresh are the socket's and
+ * need no hand-over.
  */
-#define SL_STATE_LEARNED 1
-#define SL_STATE_AGE_MAX_MS 10000	/* older state is refused: a native CCA ran in between */
 struct sl_learned {
 	__u32 rtt_min_us;	/* smallest RTT seen, the propagation delay as far as known */
 	__u32 w_max_segments;	/* cwnd at the last congestion event, before the reduction */
@@ -45,24 +43,39 @@ struct sl_learned {
 	__u32 flags;		/* enum sl_learned_flags */
 	__u64 own[3];
 };
-SL_ASSERT_SIZE(struct sl_learned, 8 * SL_STATE_WORDS);
+SL_ASSERT_SIZE(struct sl_learned, 48);
 enum sl_learned_flags {
 	SL_LEARNED_SLOW_START = 1 << 0,	/* it left in its first slow start: an infinite ssthresh is meant */
 };
+
+/*
+ * Value of sl_handover (per-CPU array of 1): learned state on its way. Release and init are two halves of one TCP_CONGESTION switch, on
+ * one CPU unless an application's own setsockopt is preempted between them. Who interrupts writes over it, and then one socket starts
+ * without: `owner` is written before the rest and compared after it, on both sides.
+ */
+#define SL_HANDOVER_MS_MAX 1000	/* older state is refused: it was left to a native CCA */
+struct sl_handover {
+	__u64 owner;		/* the socket's address; 0 = empty */
+	__u64 time_ns;		/* CLOCK_MONOTONIC_COARSE */
+	__u32 ports;		/* the socket's port pair: addresses of sockets are used again */
+	__u32 pad;
+	struct sl_learned learned;
+};
+SL_ASSERT_SIZE(struct sl_handover, 72);
 
 /* Index into a CCA's sl_cca_counters (per-CPU array of u64). A CCA's own counters start at SL_CCA_COUNTER_OWN. */
 enum sl_cca_counter {
 	SL_CCA_INIT = 0,		/* sockets that started or were moved here */
 	SL_CCA_RELEASE,
 	SL_CCA_STATE_ADOPTED,		/* learned state was taken over from the CCA before */
-	SL_CCA_STATE_REFUSED,		/* it was there, but of another layout or too old */
-	SL_CCA_NO_STORAGE,		/* no memory for sl_sock: nothing handed over */
+	SL_CCA_STATE_REFUSED,		/* it was there, but too old, or another socket's */
+	SL_CCA_STATE_LOST,		/* interrupted again and again while it was written: nothing handed over */
 	SL_CCA_NO_PARAMS,		/* parameter set missing: built-in defaults used */
 	SL_CCA_SELF_MOVED,		/* sockets that left by their own switch */
 	SL_CCA_SELF_FAILED,		/* the switch was refused; the socket stays, the iterator will find it */
 	SL_CCA_RTT,			/* per-RTT points passed */
 	SL_CCA_LOG,			/* per-RTT records offered to the logger */
-	SL_CCA_SCHEMA_MISMATCH,		/* sl_sock has another version: treated as absent */
+	SL_CCA_SCHEMA_MISMATCH,		/* sl_handover has another version: nothing is handed over, no policy is followed */
 	SL_CCA_RESCOPED,		/* a new generation chose the same CCA: place and parameters refreshed */
 	SL_CCA_ECN_FALLBACK,		/* the new generation's CCA needs ECN, the connection has none: fallback taken */
 	SL_CCA_NO_VERDICT,		/* the policy had no rule for the socket, or changed underway; asked again next RTT */

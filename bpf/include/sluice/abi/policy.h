@@ -121,46 +121,18 @@ struct sl_config {
 SL_ASSERT_SIZE(struct sl_config, 8);
 
 /*
- * Value of sl_sock (BPF_MAP_TYPE_SK_STORAGE): the one storage Sluice adds to a socket, and only to one that needs it: to hand learned
- * state from one CCA to the next, or for the logger. A connection that keeps the CCA it was opened with has none: what the policy says
- * about it is looked up when it is wanted (docs/design/0004-no-storage-at-connect.md). One element on purpose: a socket's first
- * storage costs 320 bytes of slab, and up to 120 bytes of value cost 64 more (kernel 6.18, struct bpf_local_storage_elem).
- *
- * Creators: a CCA that leaves (.release, or when it switches itself), user space. Whoever decides writes the decision (first part) into
- * a storage that is there, CCAs the learned state; always with the socket owned by the writer (lock_sock or softirq).
+ * Value of sl_sock (BPF_MAP_TYPE_SK_STORAGE): what user space noted about one socket. No program creates it: what the policy says about
+ * a socket is looked up when it is wanted, and learned state has its own way (sl_handover, sluice/abi/cca.h); both are cheaper than a
+ * storage (docs/design/0004-no-storage-at-connect.md).
  */
-#define SL_STATE_WORDS 6
 enum sl_sock_flags {
-	SL_SOCK_LOG = 1 << 0,		/* the logger selected this connection; set by user space. A CCA on the SDK that has not seen
-					 * this socket's storage so far looks for it when the generation moves */
-	SL_SOCK_ECN_FALLBACK = 1 << 1,	/* its CCA needs ECN, the connection has none: the fallback was taken */
-	SL_SOCK_LISTENER = 1 << 2,
-};
-enum sl_origin {
-	SL_ORIGIN_NONE = 0,		/* no decision is stored; the socket's is the one that the published policy makes */
-	SL_ORIGIN_CONNECT = 1,		/* sockops TCP_CONNECT_CB */
-	SL_ORIGIN_ESTABLISHED = 2,	/* sockops ACTIVE/PASSIVE_ESTABLISHED_CB */
-	SL_ORIGIN_LISTEN = 3,
-	SL_ORIGIN_ITERATOR = 4,
-	SL_ORIGIN_SELF = 5,		/* the CCA switched itself */
+	SL_SOCK_LOG = 1 << 0,	/* the logger selected this connection. A CCA on the SDK looks for it when the generation moves */
 };
 struct sl_sock {
-	__u64 generation;	/* the generation that all up to `flags` comes from, unless origin is none; 0 = none */
-	__u32 place_id;
-	__u32 service_id;
-	__u32 rule_id;
-	__u32 params;		/* index in the running CCA's sl_params */
-	__u16 place_class;
-	__u8 locality;		/* enum sl_locality */
-	__u8 origin;		/* enum sl_origin */
-	__u16 flags;		/* enum sl_sock_flags */
-	__u16 pad;
-	/* learned state, handed over when the CCA changes: written by .release, taken (and cleared) by .init */
-	__u32 state_tag;	/* which layout the words have: SL_STATE_TAG of the writer; 0 = none */
-	__u32 state_age_ms;	/* low 32 bits of CLOCK_MONOTONIC in ms when written */
-	__u64 state[SL_STATE_WORDS];
+	__u32 flags;		/* enum sl_sock_flags */
+	__u32 pad;
 };
-SL_ASSERT_SIZE(struct sl_sock, 88);
+SL_ASSERT_SIZE(struct sl_sock, 8);
 
 /* Key of sl_cca_ids (hash); its value is the id (__u32) of the struct_ops map registered under this name now. */
 #define SL_CCA_IDS 256
@@ -176,12 +148,14 @@ SL_ASSERT_SIZE(struct sl_cca_name, 16);
 enum sl_schema {
 	SL_SCHEMA_POLICY = 0,	/* sl_config, sl_generations and the tables */
 	SL_SCHEMA_SOCK = 1,	/* sl_sock */
+	SL_SCHEMA_HANDOVER = 2,	/* sl_handover */
 	SL_SCHEMA_COUNT = 8,
 };
 #define SL_SCHEMA_POLICY_VERSION 1
 #define SL_SCHEMA_SOCK_VERSION 1
+#define SL_SCHEMA_HANDOVER_VERSION 1
 struct sl_schema_entry {
-	__u64 name_hash;	/* FNV-1a of "sl.policy", "sl.sock"; 0 = unused */
+	__u64 name_hash;	/* FNV-1a of "sl.policy", "sl.sock", ...; 0 = unused */
 	__u32 version;
 	__u32 value_size;	/* bytes of the map's value */
 	__u64 btf_hash;		/* FNV-1a over names, types and offsets of the value's members */
@@ -216,7 +190,6 @@ enum sl_policy_counter {
 	SL_POLICY_CGROUP_DEEP,		/* more than 16 ancestors; the ones above were not asked */
 	SL_POLICY_ECN_NO_FALLBACK,	/* needs ECN, connection has none, and no fallback is named; left alone */
 	SL_POLICY_IW_FAILED,		/* TCP_BPF_IW refused, e.g. data was sent in the SYN */
-	SL_POLICY_ITER_RESCOPED,	/* same CCA, new place, service or parameters */
 	SL_POLICY_USAGE_FULL,		/* sl_usage has no room; the socket is not counted */
 	SL_POLICY_NO_STAGE,		/* the dispatcher found no stage in sl_stages; left alone */
 	SL_POLICY_COUNTER_COUNT,

@@ -11,9 +11,7 @@
 enum sl_outcome {
 	SL_OUTCOME_OBSERVED = 0,
 	SL_OUTCOME_MOVED = 1,
-	SL_OUTCOME_RESCOPED = 2,	/* same CCA; new place, service or parameters in its sl_sock */
-	SL_OUTCOME_CURRENT = 3,		/* nothing to do: the right CCA, and nothing is stored or it says the same. New parameters
-					 * of the same CCA it takes itself, at its next RTT */
+	SL_OUTCOME_CURRENT = 3,		/* nothing to do: the right CCA. New parameters it takes itself, at its next RTT */
 	SL_OUTCOME_NO_RULE = 4,
 	SL_OUTCOME_MPTCP = 5,		/* left alone */
 	SL_OUTCOME_SET_FAILED = 6,	/* error holds the errno, e.g. EPERM: locked by a route's congctl */
@@ -30,9 +28,8 @@ enum sl_iter_kind {
 	SL_ITER_OBSERVE = 0,
 	SL_ITER_MIGRATE = 1,
 	SL_ITER_COUNT = 2,
-	SL_ITER_STORAGE = 3,
-	SL_ITER_FILES = 4,
-	SL_ITER_KINDS = 5,
+	SL_ITER_FILES = 3,
+	SL_ITER_KINDS = 4,
 };
 enum sl_iter_flags {
 	SL_ITER_REPORT_ALL = 1 << 0,	/* migrate: a record for every socket; else only for those that are not as they should be */
@@ -44,15 +41,20 @@ struct sl_iter_args {
 };
 SL_ASSERT_SIZE(struct sl_iter_args, 8);
 
+enum sl_report_flags {
+	SL_REPORT_ECN_FALLBACK = 1 << 0,	/* its rule's CCA needs ECN, the connection has none: the fallback is what it should run */
+	SL_REPORT_LISTENER = 1 << 1,
+};
+
 struct sl_report {
 	__u64 cookie;		/* socket cookie; 0 = not generated so far */
 	__u64 netns_cookie;
 	__u64 cgroup_id;
-	__u64 generation;	/* that decided what it runs; 0 = none. With origin none: the published one, if it runs what that wants */
+	__u64 generation;	/* the published one, if it runs what that wants; else 0 */
 	__u32 netns_ino;	/* inode number of its network namespace */
 	__u32 struct_ops_id;	/* map id of its CCA; 0 = native */
-	__u32 place_id;		/* from here to params, locality, sock_flags: of its sl_sock; with origin none, what the published */
-	__u32 service_id;	/* policy says about the socket now */
+	__u32 place_id;		/* from here to params, and locality and flags: what the published policy says about the socket */
+	__u32 service_id;
 	__u32 rule_id;
 	__u32 params;
 	__u32 cwnd_segments;
@@ -67,10 +69,8 @@ struct sl_report {
 	__u8 outcome;		/* enum sl_outcome */
 	__u8 locality;		/* enum sl_locality */
 	__u8 ecn;		/* TCP_ECN_* bits of tcp_sock.ecn_flags */
-	__u8 origin;		/* enum sl_origin; none = its sl_sock holds no decision, or it has none */
-	__u8 pad0;
-	__u16 sock_flags;	/* enum sl_sock_flags */
-	__u16 pad1;
+	__u8 flags;		/* enum sl_report_flags */
+	__u8 pad[5];
 	__u8 local_addr[16];	/* IPv4 as IPv4-mapped IPv6 */
 	__u8 remote_addr[16];
 	char cca[SL_CCA_NAME_LEN];
@@ -98,7 +98,7 @@ struct sl_usage_key {
 	char cca[SL_CCA_NAME_LEN];
 	__u8 locality;
 	__u8 listener;		/* 1 = a listening socket */
-	__u8 current_generation;	/* 1 = decided by the published generation, or nothing is stored and it runs what that wants */
+	__u8 current_generation;	/* 1 = it runs what the published generation wants */
 	__u8 pad;
 	__u32 rule_id;
 };

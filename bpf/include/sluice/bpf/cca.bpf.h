@@ -22,19 +22,19 @@
  *			return;				 the socket runs another CCA now: its private state is gone
  *	}
  *
- * Policy. The selection pipeline says which parameter set a socket has. It is asked in .init for a socket that is moved in, at the
- * first ACK of data for a new connection (before it nothing grows, and connect() need not wait for it), and at the per-RTT point when
- * the generation has moved: the CCA takes other parameters or leaves for another CCA. Between two generations that is one compare per
- * RTT. Until it was asked, and where the policy chooses another CCA, sl_param() gives the global set.
+ * Policy. The selection pipeline says which parameter set a socket has. It is asked at the first per-RTT point, which for a new
+ * connection or an idle one is the first ACK of data (before it nothing grows), and whenever the generation has moved: the CCA takes
+ * other parameters or leaves for another CCA. Between two generations that is one compare per RTT. Until it was asked, and where the
+ * policy chooses another CCA, sl_param() gives the global set.
  *
- * Storage. A socket has none (sl_sock) unless something has to outlive a CCA or was written by user space; sl_core.state says
- * whether one was seen. It is looked up at the per-RTT point if so, in init, in release and when the generation moves; never per ACK.
+ * Storage. A socket has none (sl_sock) unless user space noted something about it; sl_core.state says whether one was seen. It is
+ * looked up when the generation moves, and at the per-RTT point if it is there; never per ACK.
  *
  * Hand-over. .release of the old CCA and .init of the new one run inside the same TCP_CONGESTION switch, whoever asked for it
- * (the CCA itself, the iterator, sockops, an application): release leaves learned state in sl_sock, which it creates where there is
- * none, init takes and clears it. cwnd and ssthresh belong to the socket and survive by themselves; what a CCA makes of them is its
- * init's business. Nothing is left when the socket is being destroyed, before anything but the handshake was acknowledged (nothing
- * was learned), or when there is no memory (counted).
+ * (the CCA itself, the iterator, sockops, an application): release leaves learned state in sl_handover, init takes it. cwnd and
+ * ssthresh belong to the socket and survive by themselves; what a CCA makes of them is its init's business. Nothing is left when the
+ * socket is being destroyed, or before anything but the handshake was acknowledged (nothing was learned). An init must do without:
+ * a native CCA leaves nothing, and who interrupts a switch with another one may write over it (counted).
  */
 #ifndef SLUICE_BPF_CCA_H
 #define SLUICE_BPF_CCA_H
@@ -45,8 +45,6 @@
 #include "logger.bpf.h"
 #include "maps.bpf.h"
 #include "select.bpf.h"
-
-#include <sluice/abi/cca.h>
 
 char sl_license[] SEC("license") = "Dual BSD/GPL";
 
@@ -81,11 +79,11 @@ static __always_inline void sl_cca_count(__u32 which)
 
 enum sl_core_state {
 	/*
-	 * .init has run, and sl_sock has the schema that is known here; else no storage and no policy. Hooks do run before .init, on
+	 * .init has run, and sl_handover has the schema that is known here; else no hand-over, no policy. Hooks do run before .init, on
 	 * private state of zeroes: a CCA that an application chose before connect() sees the SYN acknowledged.
 	 */
 	SL_CORE_ATTACHED = 1 << 0,
-	SL_CORE_STORED = 1 << 1,	/* the socket has storage, as of .init or the last move of the generation */
+	SL_CORE_STORED = 1 << 1,	/* the socket has storage, as of the last move of the generation */
 };
 
 /* The SDK's part of a CCA's private state. Sequence numbers and times wrap; compare differences. */
@@ -338,18 +336,15 @@ static __always_inline bool sl_is_self(const char *name)
 	return self[0] == other[0] && self[1] == other[1];
 }
 
-/* The generation moved. `ss`: the socket's storage if it is at hand. Returns true if the socket left for another CCA. */
-SL_SUBPROG bool sl_follow_generation(struct sock *sk, struct sl_sock *ss)
+/* The generation moved. Returns true if the socket left for another CCA. */
+SL_SUBPROG bool sl_follow_generation(struct sock *sk)
 {
 	struct sl_core *core = sl_core_of(sk);
 	struct sl_selection selection;
 	struct sl_choice choice;
 	struct sl_generation *entry;
-	int error;
 
-	if (!ss)	/* somebody may have given it one since */
-		ss = sl_storage(sk);
-	if (ss)
+	if (sl_storage(sk))	/* user space may have given it one since */
 		core->state |= SL_CORE_STORED;
 	if (sl_select(sk, NULL, &selection) != SL_SELECT_OK || !selection.verdict) {
 		sl_cca_count(SL_CCA_NO_VERDICT);
@@ -364,8 +359,6 @@ SL_SUBPROG bool sl_follow_generation(struct sock *sk, struct sl_sock *ss)
 	if (choice.ecn_fallback)
 		sl_cca_count(SL_CCA_ECN_FALLBACK);
 	if (sl_is_self(choice.cca)) {
-		if (sl_is_decided(ss))
-			sl_store_choice(ss, &selection, &choice, ss->origin);
 		if (core->generation)
 			sl_cca_count(SL_CCA_RESCOPED);
 		core->params = choice.params;
@@ -376,13 +369,7 @@ SL_SUBPROG bool sl_follow_generation(struct sock *sk, struct sl_sock *ss)
 		core->generation = selection.generation;
 		return false;
 	}
-	/* .release would create it for the hand-over; here the decision goes with it. Without memory the switch is made all the same. */
-	if (!ss)
-		ss = sl_storage_create(sk);
-	if (ss)
-		core->state |= SL_CORE_STORED;
-	error = sl_switch(sk, ss, &selection, &choice, SL_ORIGIN_SELF);
-	if (error) {
+	if (sl_set_cca(sk, choice.cca)) {
 		sl_cca_count(SL_CCA_SELF_FAILED);
 		sl_count(SL_POLICY_SELF_FAILED);
 		return false;
@@ -407,15 +394,10 @@ static __always_inline bool sl_follow_policy(struct sock *sk, struct sl_core *co
 	/* The SYN is being acknowledged: ECN is not known yet, and ACTIVE_ESTABLISHED_CB decides in a moment. */
 	if (sk->__sk_common.skc_state == BPF_TCP_SYN_SENT)
 		return false;
-	return sl_follow_generation(sk, round->sock);
+	return sl_follow_generation(sk);
 }
 
 /* ---- coming and going ---------------------------------------------------------------------------------------------------- */
-
-static __always_inline u32 sl_now_ms(void)
-{
-	return (u32)(bpf_ktime_get_ns() / 1000000);
-}
 
 /* Nothing but the handshake was acknowledged: no CCA can have learned anything about the path. */
 static __always_inline bool sl_is_new(const struct sock *sk)
@@ -423,36 +405,53 @@ static __always_inline bool sl_is_new(const struct sock *sk)
 	return sl_tcp(sk)->delivered <= 1;
 }
 
-/* Which parameter set the policy gives a socket that is moved in. Without an answer the next per-RTT point asks again. */
-static __always_inline void sl_ask_policy(struct sock *sk, struct sl_core *core, struct sl_sock *ss)
+static __always_inline struct sl_handover *sl_handover_here(void)
 {
-	struct sl_selection selection;
-	struct sl_choice choice;
+	__u32 zero = 0;
 
-	if (!sl_self_name[0] || sl_is_new(sk))
-		return;
-	if (sl_is_decided(ss) && ss->generation == sl_generation_now()) {	/* by whoever has just switched it here */
-		core->params = ss->params;
-		core->generation = ss->generation;
-		return;
+	return bpf_map_lookup_elem(&sl_handover, &zero);
+}
+
+static __always_inline void sl_hand_over(const struct sock *sk, const struct sl_learned *learned)
+{
+	struct sl_handover *slot = sl_handover_here();
+	int attempt;
+
+	for (attempt = 0; slot && attempt < 2; attempt++) {
+		WRITE_ONCE(slot->owner, (u64)sk);
+		barrier();
+		slot->time_ns = bpf_ktime_get_coarse_ns();
+		slot->ports = sk->__sk_common.skc_portpair;
+		slot->learned = *learned;
+		barrier();
+		if (READ_ONCE(slot->owner) == (u64)sk)
+			return;
 	}
-	if (sl_select(sk, NULL, &selection) == SL_SELECT_OK && selection.verdict) {
-		sl_choose(selection.verdict, sl_tcp(sk), &choice);
-		if (choice.cca && sl_is_self(choice.cca)) {
-			if (sl_is_decided(ss))
-				sl_store_choice(ss, &selection, &choice, ss->origin);
-			core->params = choice.params;
-			core->generation = selection.generation;
-		}
-	}
+	sl_cca_count(SL_CCA_STATE_LOST);
+}
+
+/* Takes what was left for this socket, if anything. */
+static __always_inline bool sl_take_over(const struct sock *sk, struct sl_learned *learned)
+{
+	struct sl_handover *slot = sl_handover_here();
+	bool adopted;
+
+	if (!slot || READ_ONCE(slot->owner) != (u64)sk)
+		return false;
+	barrier();
+	*learned = slot->learned;
+	adopted = slot->ports == sk->__sk_common.skc_portpair &&
+		  bpf_ktime_get_coarse_ns() - slot->time_ns <= SL_HANDOVER_MS_MAX * 1000000ULL;
+	barrier();
+	adopted &= __sync_val_compare_and_swap(&slot->owner, (u64)sk, 0) == (u64)sk;
+	sl_cca_count(adopted ? SL_CCA_STATE_ADOPTED : SL_CCA_STATE_REFUSED);
+	return adopted;
 }
 
 /* First half of .init. True: *learned was left by the CCA before. */
 static __always_inline bool sl_enter(struct sock *sk, struct sl_learned *learned)
 {
 	struct sl_core *core = sl_core_of(sk);
-	struct sl_sock *ss;
-	bool adopted;
 
 	sl_cca_count(SL_CCA_INIT);
 	core->generation = 0;
@@ -463,50 +462,22 @@ static __always_inline bool sl_enter(struct sock *sk, struct sl_learned *learned
 	if (sk->__sk_common.skc_state == BPF_TCP_SYN_SENT)
 		core->end_seq = sl_tcp(sk)->write_seq + 2;
 
-	if (!sl_schema_is(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION)) {
+	if (!sl_schema_is(SL_SCHEMA_HANDOVER, SL_SCHEMA_HANDOVER_VERSION)) {
 		sl_cca_count(SL_CCA_SCHEMA_MISMATCH);
 		return false;
 	}
 	core->state |= SL_CORE_ATTACHED;
-	ss = sl_storage(sk);
-	sl_ask_policy(sk, core, ss);
-	if (!ss)
-		return false;
-	core->state |= SL_CORE_STORED;
-	if (!ss->state_tag)
-		return false;
-	adopted = ss->state_tag == SL_STATE_LEARNED && sl_now_ms() - ss->state_age_ms <= SL_STATE_AGE_MAX_MS;
-	if (adopted)
-		__builtin_memcpy(learned, ss->state, sizeof(*learned));
-	ss->state_tag = 0;
-	sl_cca_count(adopted ? SL_CCA_STATE_ADOPTED : SL_CCA_STATE_REFUSED);
-	return adopted;
+	return !sl_is_new(sk) && sl_take_over(sk, learned);
 }
 
-/* First half of .release: the place for learned state, or NULL. */
-static __always_inline struct sl_sock *sl_leave(struct sock *sk)
+/* First half of .release. True: what was learned is of use to the next CCA. */
+static __always_inline bool sl_leave(struct sock *sk)
 {
-	struct sl_sock *ss;
-
 	sl_cca_count(SL_CCA_RELEASE);
 	/* The socket is being destroyed, or was never connected: there is no next CCA, or nothing was learned. */
 	if (sk->__sk_common.skc_state == BPF_TCP_CLOSE || sk->__sk_common.skc_state == BPF_TCP_LISTEN)
-		return NULL;
-	if (!(sl_core_of(sk)->state & SL_CORE_ATTACHED))
-		return NULL;
-	if (sl_is_new(sk))
-		return NULL;
-	ss = sl_storage_create(sk);	/* or the one it has */
-	if (!ss)
-		sl_cca_count(SL_CCA_NO_STORAGE);
-	return ss;
-}
-
-static __always_inline void sl_hand_over(struct sl_sock *ss, const struct sl_learned *learned)
-{
-	__builtin_memcpy(ss->state, learned, sizeof(*learned));
-	ss->state_age_ms = sl_now_ms();
-	ss->state_tag = SL_STATE_LEARNED;
+		return false;
+	return (sl_core_of(sk)->state & SL_CORE_ATTACHED) && !sl_is_new(sk);
 }
 
 /* ---- hooks --------------------------------------------------------------------------------------------------------------- */
@@ -547,12 +518,11 @@ static __always_inline void sl_hand_over(struct sl_sock *ss, const struct sl_lea
 	SEC("struct_ops") void BPF_PROG(sl_release, struct sock *sk)				\
 	{											\
 		struct sl_learned learned = {};							\
-		struct sl_sock *ss = sl_leave(sk);						\
 												\
-		if (!ss)									\
+		if (!sl_leave(sk))								\
 			return;									\
 		sl_do_release(sk, &learned);							\
-		sl_hand_over(ss, &learned);							\
+		sl_hand_over(sk, &learned);							\
 	}											\
 	static __always_inline void sl_do_release(struct sock *sk_, struct sl_learned *learned_)
 

@@ -13,6 +13,8 @@
 
 #include "common.bpf.h"
 
+#include <sluice/abi/cca.h>
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -94,13 +96,20 @@ struct {
 	__array(values, struct sl_rules_table);
 } sl_rules SEC(".maps");
 
-/* No BPF_F_CLONE: a child never starts with what was decided for its listener. */
+/* No BPF_F_CLONE: a child never starts with what was noted about its listener. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct sl_sock);
 } sl_sock SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sl_handover);
+} sl_handover SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -44,7 +44,7 @@ struct sl_endpoints {
 	struct sl_prefix remote;
 	struct sl_prefix local;
 	__u32 local_port;
-	const struct kernfs_node *cgroup;	/* NULL = unknown */
+	const struct sock *holder;	/* whose cgroup counts; NULL = unknown */
 };
 
 /* The published generation; 0 = none. One load: cheap enough for every ACK. */
@@ -76,11 +76,6 @@ static __always_inline bool sl_schema_is(enum sl_schema which, __u32 version)
 static __always_inline struct sl_sock *sl_storage(void *sk)
 {
 	return bpf_sk_storage_get(&sl_sock, sk, NULL, 0);
-}
-
-static __always_inline struct sl_sock *sl_storage_create(void *sk)
-{
-	return bpf_sk_storage_get(&sl_sock, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 }
 
 static __always_inline void sl_host_v4(struct sl_prefix *prefix, __be32 addr)
@@ -190,8 +185,10 @@ SL_SUBPROG int sl_resolve(const struct sl_endpoints *e, __u32 slot, __u32 flags,
 			service = sl_earlier(service, bpf_map_lookup_elem(table, &key));
 		}
 		if (table && (flags & SL_GEN_CGROUPS)) {
-			struct sl_cgroup_walk walk = { .node = e->cgroup, .table = table, .service = service };
+			struct sl_cgroup_walk walk = { .table = table, .service = service };
 
+			if (e->holder)
+				walk.node = sl_cgroup_of(e->holder);
 			bpf_loop(SL_CGROUP_LEVELS, sl_cgroup_level, &walk, 0);
 			service = walk.service;
 			if (walk.node)
@@ -202,13 +199,12 @@ SL_SUBPROG int sl_resolve(const struct sl_endpoints *e, __u32 slot, __u32 flags,
 	return 0;
 }
 
-/* Schemas, then step 1. */
+/* The schema, then step 1. */
 static __always_inline int sl_begin(struct sl_selection *out, struct sl_generation **entry)
 {
 	*entry = NULL;
 	out->verdict = NULL;
-	if (!sl_schema_is(SL_SCHEMA_POLICY, SL_SCHEMA_POLICY_VERSION) ||
-	    !sl_schema_is(SL_SCHEMA_SOCK, SL_SCHEMA_SOCK_VERSION))
+	if (!sl_schema_is(SL_SCHEMA_POLICY, SL_SCHEMA_POLICY_VERSION))
 		return SL_SELECT_SCHEMA;
 	out->generation = sl_generation_now();
 	if (!out->generation)
@@ -270,7 +266,7 @@ static __always_inline int sl_select_endpoints(const struct sl_endpoints *e, con
 static __always_inline void sl_endpoints_of(const struct sock *sk, struct sl_endpoints *e)
 {
 	sl_addresses(&sk->__sk_common, e);
-	e->cgroup = sl_cgroup_of(sk);
+	e->holder = sk;
 }
 
 /* The whole pipeline for a full socket. `scope`: of sl_select_scope() for it, or NULL. With SL_SELECT_OK, verdict is set. */
@@ -340,55 +336,10 @@ static __always_inline void sl_choose(const struct sl_verdict *verdict, const st
 	choice->ecn_fallback = 1;
 }
 
-/* Does the storage hold a decision? Without one there is learned state or the logger's mark in it. */
-static __always_inline bool sl_is_decided(const struct sl_sock *st)
-{
-	return st && st->origin != SL_ORIGIN_NONE;
-}
-
-/* Writes the decision. Only the logger's mark outlives it. */
-static __always_inline void sl_store_choice(struct sl_sock *st, const struct sl_selection *sel,
-					    const struct sl_choice *choice, enum sl_origin origin)
-{
-	st->generation = sel->generation;
-	st->place_id = sel->place.place_id;
-	st->place_class = sel->place.place_class;
-	st->locality = sel->place.locality;
-	st->service_id = sel->service_id;
-	st->rule_id = choice->rule_id;
-	st->params = choice->params;
-	st->origin = origin;
-	st->flags = (st->flags & SL_SOCK_LOG) | (choice->ecn_fallback ? SL_SOCK_ECN_FALLBACK : 0);
-}
-
 /* Sets a CCA by name (16 bytes). `target`: the context in sockops, the socket elsewhere. 0 or -errno. */
 static __always_inline int sl_set_cca(void *target, const char *cca)
 {
 	return bpf_setsockopt(target, SOL_TCP, TCP_CONGESTION, (void *)cca, SL_CCA_NAME_LEN);
-}
-
-/* The part of sl_sock that the pipeline writes. */
-#define SL_DECISION_BYTES __builtin_offsetof(struct sl_sock, state_tag)
-
-/*
- * Decides and acts: writes the decision first, because the CCA's .init reads it, and takes it back if the kernel refuses: what
- * the socket runs then was decided by whoever decided before. `st`: the socket's storage; NULL = it has none, and gets none here.
- * 0 or -errno.
- */
-static __always_inline int sl_switch(void *target, struct sl_sock *st, const struct sl_selection *sel,
-				     const struct sl_choice *choice, enum sl_origin origin)
-{
-	struct sl_sock old;
-	int error;
-
-	if (st) {
-		__builtin_memcpy(&old, st, SL_DECISION_BYTES);
-		sl_store_choice(st, sel, choice, origin);
-	}
-	error = sl_set_cca(target, choice->cca);
-	if (error && st)
-		__builtin_memcpy(st, &old, SL_DECISION_BYTES);
-	return error;
 }
 
 #endif
