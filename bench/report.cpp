@@ -136,7 +136,10 @@ void Report::print_table(std::FILE* out) const {
   }
   for (const Measurement& m : results_)
     if (!m.note.empty()) fmt::print(out, "\n{} {}:\n  {}\n", m.id, params_text(m.params), m.note);
-  fmt::print(out, "\n{}\n", missed.empty() ? "every goal is met" : fmt::format("MISSED {} of the goals:", missed.size()));
+  fmt::print(out, "\n{}\n",
+             !missed.empty() ? fmt::format("MISSED {} of the goals:", missed.size())
+             : incomplete()  ? "NOT MEASURED: see the notes above"
+                             : "every goal is met");
   for (const Measurement* m : missed)
     fmt::print(out, "  {} {}: {}, goal {} {}\n", m->id, params_text(m->params),
                m->value ? fmt::format("{} {}", number(*m->value), m->unit) : "not measured", m->goal->op,

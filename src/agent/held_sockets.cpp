@@ -96,11 +96,16 @@ Result<uint32_t> HeldSockets::service_of(const sl_report& socket) const {
 }
 
 Result<HeldSockets::Choice> HeldSockets::choose(const sl_report& socket) const {
+  const bool chosen = (socket.flags & SL_REPORT_APPLICATION) != 0;
+  const Choice kept{text_of(socket.cca), socket.struct_ops_id};
   std::string cca = text_of(generation_.listener_cca);
-  if (socket.state != kListen) {
+  if (socket.state == kListen) {
+    if (chosen && (generation_.flags & SL_GEN_RESPECT) != 0) return kept;
+  } else {
     SLUICE_TRY(place, places_.find(host(socket.remote_addr)));
     SLUICE_TRY(service, service_of(socket));
     SLUICE_TRY(verdict, rules_.lookup({service, place ? place->place_class : 0U}));
+    if (chosen && (verdict.flags & SL_VERDICT_RESPECT) != 0) return kept;
     // Before the handshake is over ECN is not known: the CCA asks for it in the SYN.
     const bool fallback = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && socket.state != kSynSent && (socket.ecn & kEcnOk) == 0;
     cca = text_of(fallback ? verdict.fallback : verdict.cca);

@@ -152,8 +152,6 @@ std::string outcome_text(const SocketReport& report) {
     case SL_OUTCOME_SET_FAILED:
       if (report.error == -EPERM) return "locked: its route names a congestion control (congctl lock)";
       return fmt::format("the kernel refused: {}", std::strerror(-report.error));
-    case SL_OUTCOME_FOREIGN:
-      return "runs a CCA of another owner";
     case SL_OUTCOME_OBSERVED:
       return "opened while the walk ran";
     default:
@@ -178,6 +176,7 @@ v1::Socket to_proto(const SocketReport& report, const View& view, const std::vec
     out.set_place(report.place_id < view.compiled.place_info.size() ? view.compiled.place_info[report.place_id].text() : "");
     out.set_service(named(view.compiled.service_names, report.service_id));
     out.set_rule(named(view.compiled.rule_labels, report.rule_id));
+    out.set_origin((report.flags & SL_REPORT_APPLICATION) != 0 ? "application" : report.generation != 0 ? "policy" : "unknown");
   }
   out.set_ecn((report.ecn & kEcnOk) != 0 ? "negotiated" : "off");
   out.set_cwnd_segments(report.cwnd_segments);

@@ -356,6 +356,8 @@ class Compiler {
         sl_verdict verdict{};
         verdict.rule_id = static_cast<__u32>(choice.rule + 1);
         verdict.init_cwnd_segments = document_.rules[choice.rule].init_cwnd;
+        if (document_.rules[choice.rule].application == Application::kRespect) verdict.flags |= SL_VERDICT_RESPECT;
+        if (document_.rules[choice.rule].application == Application::kRefuse) verdict.flags |= SL_VERDICT_REFUSE;
         set_name(verdict.cca, kernel_name_of(choice.target));
         if (choice.bundle != kNone) {
           verdict.flags |= SL_VERDICT_BUNDLE;
@@ -420,6 +422,8 @@ class Compiler {
   void generation() {
     out_.generation.generation = input_.generation;
     if (document_.options.self_migrate) out_.generation.flags |= SL_GEN_SELF_MIGRATE;
+    if (std::ranges::any_of(document_.rules, [](const Rule& rule) { return rule.application == Application::kRespect; }))
+      out_.generation.flags |= SL_GEN_RESPECT;
     if (!transitional_) return;
     set_name(out_.generation.listener_cca, kernel_name_of(*transitional_));
     if (transitional_bundle_ != kNone) out_.generation.listener_params = out_.bundles[transitional_bundle_].global_params;
@@ -545,6 +549,9 @@ Result<Explanation> explain(const Document& document, const Compiled& compiled, 
   }
   if (out.needs_ecn)
     out.why.push_back(fmt::format("{} requires ECN; a connection without it gets {}", out.target, out.fallback));
+  if (rule.application == Application::kRespect)
+    out.why.push_back("a CCA that the application chose itself stays, unless it is a bundle's");
+  if (rule.application == Application::kRefuse) out.why.push_back("the application may not choose another one: EPERM");
   return out;
 }
 

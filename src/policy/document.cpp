@@ -349,6 +349,9 @@ class DocumentReader {
       if (const Node* field = item.find("init_cwnd"))
         if (auto number = reader_.number(*field, "'init_cwnd'", 1, kInitCwndMax))
           rule.init_cwnd = static_cast<std::uint16_t>(*number);
+      if (const Node* field = item.find("application"))
+        if (auto index = reader_.choice(*field, "'application'", kApplicationWords))
+          rule.application = static_cast<Application>(*index);
       document_.rules.push_back(std::move(rule));
     }
   }
@@ -463,12 +466,11 @@ class DocumentReader {
     for (std::size_t taker : takers) {
       const Rule& other = document_.rules[taker];
       if (other.match != rule.match) continue;
-      bool same = other.use == rule.use && other.init_cwnd == rule.init_cwnd;
-      reader_.problem(
-          rule.mark,
-          fmt::format("{} is a duplicate of {} in line {}: both match {}{}", rule.label(index), other.label(taker),
-                      other.mark.line, rule.match.text(), same ? "" : fmt::format(", and {} wins", other.use.text())),
-          "keep one of them");
+      reader_.problem(rule.mark,
+                      fmt::format("{} is a duplicate of {} in line {}: both match {}{}", rule.label(index), other.label(taker),
+                                  other.mark.line, rule.match.text(),
+                                  other.decides_like(rule) ? "" : fmt::format(", and {} wins", other.use.text())),
+                      "keep one of them");
       return;
     }
     std::vector<std::string> labels;

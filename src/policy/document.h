@@ -29,7 +29,8 @@ inline constexpr std::array<std::string_view, 5> kTopologyKeys{"prefix", "region
 inline constexpr std::array<std::string_view, 4> kBundleKeys{"name", "version", "parameters", "overrides"};
 inline constexpr std::array<std::string_view, 2> kOverrideKeys{"match", "parameters"};
 inline constexpr std::array<std::string_view, 4> kServiceKeys{"name", "sources", "cgroups", "ports"};
-inline constexpr std::array<std::string_view, 4> kRuleKeys{"name", "match", "use", "init_cwnd"};
+inline constexpr std::array<std::string_view, 5> kRuleKeys{"name", "match", "use", "init_cwnd", "application"};
+inline constexpr std::array<std::string_view, 3> kApplicationWords{"override", "respect", "refuse"};
 inline constexpr std::array<std::string_view, 3> kMatchKeys{"locality", "place", "service"};
 inline constexpr std::array<std::string_view, 1> kOptionKeys{"self_migrate"};
 inline constexpr std::array<std::string_view, SL_LOCALITY_COUNT> kLocalityWords{"unknown",      "external", "cross_region",
@@ -140,14 +141,25 @@ struct Service {  // a connection belongs to the first service of which any sour
   yaml::Mark mark;
 };
 
+// What becomes of a TCP_CONGESTION that the application sets itself.
+enum class Application {
+  kOverride,  // it succeeds and changes nothing
+  kRespect,   // the socket keeps it, unless it names a bundle's CCA
+  kRefuse,    // EPERM
+};
+
 struct Rule {
   std::string name;  // "" = none
   Match match;
   Target use;
   std::uint16_t init_cwnd = 0;  // segments; 0 = the kernel's
+  Application application = Application::kOverride;
   yaml::Mark mark;
   yaml::Mark use_mark;
   std::string label(std::size_t index) const;  // "rule 2 (web)"
+  bool decides_like(const Rule& other) const {
+    return use == other.use && init_cwnd == other.init_cwnd && application == other.application;
+  }
 };
 
 struct Options {

@@ -62,12 +62,15 @@ Json service_json(const Service& service) {
   return out;
 }
 
+std::string_view word_of(Application application) { return kApplicationWords[static_cast<std::size_t>(application)]; }
+
 Json rule_json(const Rule& rule) {
   Json out = Json::object();
   if (!rule.name.empty()) out["name"] = rule.name;
   if (Json match = match_json(rule.match); !match.empty()) out["match"] = std::move(match);
   out["use"] = rule.use.text();
   if (rule.init_cwnd != 0) out["init_cwnd"] = rule.init_cwnd;
+  if (rule.application != Application::kOverride) out["application"] = word_of(rule.application);
   return out;
 }
 
@@ -134,6 +137,7 @@ class Differ {
     std::string out = rule.use.text();
     if (!rule.name.empty()) out += fmt::format(" for {}", rule.match.text());
     if (rule.init_cwnd != 0) out += fmt::format(", init_cwnd {}", rule.init_cwnd);
+    if (rule.application != Application::kOverride) out += fmt::format(", application {}", word_of(rule.application));
     return out;
   }
 

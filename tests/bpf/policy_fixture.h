@@ -178,9 +178,9 @@ class PolicyObject {
     }
   }
 
-  Link attach(const Cgroup& cgroup) const {
-    Link link(bpf_program__attach_cgroup(program("sl_sockops"), cgroup.fd()));
-    must(link != nullptr, "attach sl_sockops");
+  Link attach(const Cgroup& cgroup, const char* name = "sl_sockops") const {
+    Link link(bpf_program__attach_cgroup(program(name), cgroup.fd()));
+    must(link != nullptr, name);
     return link;
   }
 

@@ -41,6 +41,15 @@ class PolicyTest : public testing::Test {
 
   void attach() { hook_ = policy_.attach(cgroup_); }
 
+  // What an application's setsockopt answers: 0 or its errno.
+  static int ask(const UniqueFd& fd, const std::string& cca) {
+    return setsockopt(fd.get(), IPPROTO_TCP, TCP_CONGESTION, cca.c_str(), static_cast<socklen_t>(cca.size())) == 0 ? 0 : errno;
+  }
+  static sl_verdict with(sl_verdict verdict, uint16_t flags) {
+    verdict.flags = static_cast<__u16>(verdict.flags | flags);
+    return verdict;
+  }
+
   // Servers give their clients `to_client`, clients their servers `to_server`.
   static Tables tables(const sl_verdict& to_client, const sl_verdict& to_server, const std::string& listener = "") {
     Tables t;
@@ -737,11 +746,135 @@ TEST_F(PolicyTest, FilesFindsSocketsOfEveryNamespaceByProcessAndDescriptor) {
   EXPECT_EQ(found(listener.fd)->socket.state, BPF_TCP_LISTEN);
 }
 
+// ---- an application's own choice -----------------------------------------------------------------------------------------
+
+class ApplicationTest : public PolicyTest {
+ protected:
+  // A generation in which clients have `flags`; everything gets other_, and what an application wants is third_.
+  void publish(uint16_t flags) {
+    Tables t = tables(with(verdict(other_, 1), flags), with(verdict(other_, 2), flags), other_);
+    const uint64_t generation = policy_.publish(t);
+    sl_generation entry{};
+    entry.generation = generation;
+    entry.flags = flags & SL_VERDICT_RESPECT ? SL_GEN_RESPECT : 0;
+    other_.copy(entry.listener_cca, sizeof(entry.listener_cca) - 1);
+    policy_.set_generation_entry(generation, entry);
+  }
+  void attach() {
+    PolicyTest::attach();
+    setsockopt_ = policy_.attach(cgroup_, "sl_setsockopt");
+  }
+  Link setsockopt_;
+};
+
+TEST_F(ApplicationTest, AnEstablishedConnectionGetsWhatItsRuleSays) {
+  attach();
+  publish(0);
+  const Listener listener;
+  const Connection c(listener);
+  EXPECT_EQ(ask(c.client, third_), 0);
+  EXPECT_EQ(cca_of(c.client), other_) << "overridden: success, and no effect";
+  EXPECT_EQ(bumps(SL_POLICY_APPLICATION_OVERRIDDEN), 1u);
+
+  publish(SL_VERDICT_REFUSE);
+  EXPECT_EQ(ask(c.client, third_), EPERM);
+  EXPECT_EQ(cca_of(c.client), other_);
+  EXPECT_EQ(bumps(SL_POLICY_APPLICATION_REFUSED), 1u);
+
+  publish(SL_VERDICT_RESPECT);
+  EXPECT_EQ(ask(c.client, "no_such_cca"), ENOENT) << "the kernel's own answer";
+  EXPECT_EQ(cca_of(c.client), other_);
+  EXPECT_FALSE(observed(c.client).flags & SL_REPORT_APPLICATION) << "a note that nothing came of";
+  EXPECT_EQ(ask(c.client, third_), 0);
+  EXPECT_EQ(cca_of(c.client), third_);
+  EXPECT_EQ(bumps(SL_POLICY_APPLICATION_NOTED), 2u);
+  const auto records = migrate();
+  EXPECT_EQ(report_of(records, c.client).outcome, SL_OUTCOME_CURRENT);
+  EXPECT_EQ(report_of(records, c.client).generation, policy_.generation());
+  EXPECT_TRUE(report_of(records, c.client).flags & SL_REPORT_APPLICATION);
+  EXPECT_FALSE(report_of(records, c.server).flags & SL_REPORT_APPLICATION);
+  EXPECT_EQ(cca_of(c.client), third_);
+
+  publish(0);
+  EXPECT_EQ(report_of(migrate(), c.client).outcome, SL_OUTCOME_MOVED) << "the rule changed its mind";
+  EXPECT_EQ(cca_of(c.client), other_);
+}
+
+TEST_F(ApplicationTest, AChoiceBeforeConnectWaitsForTheRule) {
+  attach();
+  const Listener listener;
+  for (const uint16_t flags : {uint16_t{0}, uint16_t{SL_VERDICT_REFUSE}, uint16_t{SL_VERDICT_RESPECT}}) {
+    publish(flags);
+    const UniqueFd client = tcp_socket(AF_INET);
+    Address from = address(Ip::kV4, 1, 0), to = listener.where;
+    ASSERT_EQ(bind(client.get(), from.get(), from.size), 0);
+    EXPECT_EQ(ask(client, third_), 0);
+    ASSERT_EQ(connect(client.get(), to.get(), to.size), 0);
+    EXPECT_EQ(cca_of(client), flags == SL_VERDICT_RESPECT ? third_ : other_);
+    EXPECT_EQ(bumps(SL_POLICY_APPLICATION_KEPT), flags == SL_VERDICT_RESPECT ? 2u : 0u);
+  }
+}
+
+TEST_F(ApplicationTest, WhatAListenerWasGivenHoldsForWhatItAccepts) {
+  attach();
+  publish(SL_VERDICT_RESPECT);
+  const Listener listener;
+  EXPECT_EQ(cca_of(listener.fd), other_);
+  EXPECT_EQ(ask(listener.fd, third_), 0);
+  EXPECT_EQ(cca_of(listener.fd), third_);
+  const Connection c(listener);
+  EXPECT_EQ(cca_of(c.server), third_);
+  EXPECT_EQ(cca_of(c.client), other_);
+  const auto records = migrate();
+  for (const UniqueFd* fd : {&listener.fd, &c.server, &c.client})
+    EXPECT_EQ(report_of(records, *fd).outcome, SL_OUTCOME_CURRENT);
+  publish(0);
+  const Connection d(listener);
+  EXPECT_EQ(cca_of(d.server), other_);
+  migrate();
+  EXPECT_EQ(cca_of(listener.fd), other_);
+  EXPECT_EQ(cca_of(c.server), other_);
+}
+
+TEST_F(ApplicationTest, AVersionOfOursIsNeverTheApplications) {
+  const CcaObject ours(policy_);
+  const std::string name = CcaObject::plain_name();
+  const Link link = ours.attach("slt_plain");
+  policy_.set_cca_id(name, ours.map_id("slt_plain"));
+  attach();
+  publish(SL_VERDICT_RESPECT);
+  const Listener listener;
+  const Connection c(listener);
+  EXPECT_EQ(ask(c.client, name), 0);
+  EXPECT_EQ(cca_of(c.client), other_);
+  EXPECT_EQ(bumps(SL_POLICY_APPLICATION_OVERRIDDEN), 1u);
+  EXPECT_EQ(ask(listener.fd, name), 0) << "no remote, no rule";
+  EXPECT_EQ(cca_of(listener.fd), name);
+  migrate();
+  EXPECT_EQ(cca_of(listener.fd), other_) << "or it could not be retired";
+}
+
+TEST_F(ApplicationTest, WithoutAPolicyAndForOtherOptionsTheKernelAnswers) {
+  attach();
+  const Listener listener;
+  const Connection c(listener);
+  EXPECT_EQ(ask(c.client, third_), 0);
+  EXPECT_EQ(cca_of(c.client), third_);
+  publish(SL_VERDICT_REFUSE);
+  const int one = 1;
+  EXPECT_EQ(setsockopt(c.client.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)), 0);
+  // More than the page that the kernel hands to programs; it is read as far as the option goes.
+  std::vector<char> large(3 * 4096, 1);
+  EXPECT_EQ(setsockopt(c.client.get(), SOL_SOCKET, SO_PRIORITY, large.data(), static_cast<socklen_t>(large.size())), 0);
+  EXPECT_EQ(setsockopt(c.client.get(), IPPROTO_TCP, TCP_CONGESTION, "", 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+}
+
 // ---- budget --------------------------------------------------------------------------------------------------------------
 
 TEST_F(PolicyTest, TheVerifierNeedsLittle) {
-  for (const char* name :
-       {"sl_sockops", "sl_resolver", "sl_selector", "sl_iter_observe", "sl_iter_count", "sl_iter_migrate", "sl_iter_files"}) {
+  for (const char* name : {"sl_sockops", "sl_resolver", "sl_selector", "sl_setsockopt", "sl_iter_observe", "sl_iter_count",
+                           "sl_iter_migrate", "sl_iter_files"}) {
     bpf_prog_info info{};
     uint32_t size = sizeof(info);
     ASSERT_EQ(bpf_prog_get_info_by_fd(bpf_program__fd(policy_.program(name)), &info, &size), 0);

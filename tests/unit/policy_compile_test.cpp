@@ -93,7 +93,7 @@ struct Outcome {
   int locality = SL_LOCALITY_UNKNOWN;
   std::uint32_t rule = 0;
   std::uint16_t init_cwnd = 0;
-  bool needs_ecn = false;
+  bool needs_ecn = false, respect = false, refuse = false;
   ParamValues params, fallback_params;
   bool operator==(const Outcome&) const = default;
 };
@@ -136,6 +136,11 @@ Outcome from_tables(const Compiled& tables, const Connection& connection, const 
     out.rule = verdict.rule_id;
     out.init_cwnd = verdict.init_cwnd_segments;
     out.needs_ecn = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0;
+    out.respect = (verdict.flags & SL_VERDICT_RESPECT) != 0;
+    out.refuse = (verdict.flags & SL_VERDICT_REFUSE) != 0;
+    if (out.respect) {
+      EXPECT_TRUE(tables.generation.flags & SL_GEN_RESPECT);
+    }
     const CompiledBundle* bundle = tables.bundle_of(out.cca);
     EXPECT_EQ(bundle != nullptr, (verdict.flags & SL_VERDICT_BUNDLE) != 0);
     if (bundle != nullptr) out.params = bundle->params.at(verdict.params);
@@ -232,6 +237,8 @@ class Interpreter {
       out.rule = static_cast<std::uint32_t>(i + 1);
       out.cca = kernel(target);
       out.init_cwnd = rule.init_cwnd;
+      out.respect = rule.application == Application::kRespect;
+      out.refuse = rule.application == Application::kRefuse;
       out.params = params(target);
       out.needs_ecn = target.native ? target.name == "dctcp" : target.name == "ecncc";
       if (out.needs_ecn) {
@@ -297,8 +304,9 @@ class Generator {
     }
     out += "transitional: cubic@1.0.0\nrules:\n";
     for (std::uint32_t i = pick(12); i > 0; --i)
-      out += fmt::format("  - {{match: {}, use: \"{}\"{}}}\n", match(), kTargets[pick(5)],
-                         chance(30) ? fmt::format(", init_cwnd: {}", pick(99) + 1) : "");
+      out += fmt::format("  - {{match: {}, use: \"{}\"{}{}}}\n", match(), kTargets[pick(5)],
+                         chance(30) ? fmt::format(", init_cwnd: {}", pick(99) + 1) : "",
+                         chance(30) ? fmt::format(", application: {}", kApplicationWords[pick(3)]) : "");
     out += "  - {use: \"cubic@1.0.0\"}\n";
     return out;
   }
@@ -653,7 +661,8 @@ TEST(Explain, TellsEveryStep) {
                      "bundles:\n  - name: cubic\n    version: 1.0.0\n  - name: ecncc\n    version: 2.0.0\n"
                      "    overrides: [{match: {place: us}, parameters: {beta: 5}}]\n"
                      "services: [{name: web, ports: [80]}]\n"
-                     "rules:\n  - {name: far, match: {locality: cross_region, service: web}, use: ecncc@2.0.0, init_cwnd: "
+                     "rules:\n  - {name: far, match: {locality: cross_region, service: web}, use: ecncc@2.0.0, application: "
+                     "respect, init_cwnd: "
                      "30}\n  - {use: kernel:reno}\n";
   Document document = parsed(text);
   Compiled tables = compiled(document, bundles.input());
@@ -669,7 +678,8 @@ TEST(Explain, TellsEveryStep) {
                                      "rule 1 (far) (line 14) is the first that matches: locality cross_region, service web",
                                      "it says ecncc@2.0.0, in the kernel ecncc.2.0.0",
                                      "override 1 of ecncc@2.0.0 (line 11) applies: place us",
-                                     "ecncc@2.0.0 requires ECN; a connection without it gets cubic.1.0.0"));
+                                     "ecncc@2.0.0 requires ECN; a connection without it gets cubic.1.0.0",
+                                     "a CCA that the application chose itself stays, unless it is a bundle's"));
   EXPECT_FALSE(explain(document, tables, {*parse_prefix("10.0.0.0/8"), std::nullopt, 0, ""}));
 }
 

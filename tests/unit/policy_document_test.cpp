@@ -37,7 +37,7 @@ services:
   - {name: web, sources: [10.1.2.0/24], cgroups: [/system.slice/web.service], ports: [80, 443]}
 rules:
   - {name: local, match: {locality: [intra_rack, intra_dc, intra_region]}, use: "kernel:bbr"}
-  - {match: {locality: cross_region, place: us/*, service: web}, use: "ecncc@2.0.0", init_cwnd: 20}
+  - {match: {locality: cross_region, place: us/*, service: web}, use: "ecncc@2.0.0", init_cwnd: 20, application: refuse}
   - {match: {locality: [unknown, external, cross_region]}, use: "cubic@1.0.0"}
 transitional: cubic@1.0.0
 sysctls: {net.ipv4.tcp_ecn: 1}
@@ -98,6 +98,8 @@ TEST(Document, ReadsEveryField) {
   EXPECT_THAT(document->services[0].ports, ElementsAre(80, 443));
   EXPECT_EQ(document->rules[1].use.text(), "ecncc@2.0.0");
   EXPECT_EQ(document->rules[1].init_cwnd, 20);
+  EXPECT_EQ(document->rules[1].application, Application::kRefuse);
+  EXPECT_EQ(document->rules[0].application, Application::kOverride);
   EXPECT_EQ(document->rules[0].label(0), "rule 1 (local)");
   EXPECT_EQ(document->transitional->text(), "cubic@1.0.0");
   EXPECT_EQ(document->sysctls.at("net.ipv4.tcp_ecn"), "1");
@@ -133,9 +135,11 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"UnknownKey", "topology:", "topolgy:", "p.yaml:4:1",
             "unknown key 'topolgy' in the policy (did you mean 'topology'?)", "known keys are"},
         Bad{"UnknownRuleKey", "init_cwnd: 20", "initcwnd: 20", "p.yaml:21:86", "(did you mean 'init_cwnd'?)",
-            "name, match, use, init_cwnd"},
+            "name, match, use, init_cwnd, application"},
         Bad{"ApiVersion", "sluice/v1", "sluice/v2", "p.yaml:1:13", "'sluice/v2'", "sluice/v1"},
         Bad{"Kind", "kind: Host", "kind: Hots", "p.yaml:2:7", "(did you mean 'Host'?)", "Host"},
+        Bad{"UnknownApplicationWord", "application: refuse", "application: forbid", "p.yaml:21:114", "'application'",
+            "override, respect, refuse"},
         Bad{"WrongType", "init_cwnd: 20", "init_cwnd: many", "p.yaml:21:97", "must be a number, not 'many'", "from 1 to 1000"},
         Bad{"WrongTypeList", "ports: [80, 443]", "ports: 80", "p.yaml:18:86", "'ports' must be a list, not a single value",
             "[a, b]"},
@@ -335,13 +339,13 @@ TEST(Diff, SaysWhatChangesInTheTermsOfTheDocument) {
   Document after = *parse_document(text, "b");
   EXPECT_THAT(
       texts(diff(&before, after)),
-      ElementsAre(
-          "~ place of 10.2.0.0/16: eu/eu2 -> us", "- bundle ecncc@2.0.0: default parameters",
-          HasSubstr("~ bundle cubic@1.0.0: {\"parameters\":{\"beta\":600}"), "+ bundle ecncc@2.1.0: default parameters",
-          "~ rule local: kernel:bbr for locality intra_region|intra_dc|intra_rack -> kernel:reno for locality "
-          "intra_region|intra_dc|intra_rack",
-          "~ rule for locality cross_region, place us/*, service web: ecncc@2.0.0, init_cwnd 20 -> ecncc@2.1.0, init_cwnd 20",
-          "- sysctl net.ipv4.tcp_ecn: 1", "~ option self_migrate: false -> true"));
+      ElementsAre("~ place of 10.2.0.0/16: eu/eu2 -> us", "- bundle ecncc@2.0.0: default parameters",
+                  HasSubstr("~ bundle cubic@1.0.0: {\"parameters\":{\"beta\":600}"), "+ bundle ecncc@2.1.0: default parameters",
+                  "~ rule local: kernel:bbr for locality intra_region|intra_dc|intra_rack -> kernel:reno for locality "
+                  "intra_region|intra_dc|intra_rack",
+                  "~ rule for locality cross_region, place us/*, service web: ecncc@2.0.0, init_cwnd 20, application refuse -> "
+                  "ecncc@2.1.0, init_cwnd 20, application refuse",
+                  "- sysctl net.ipv4.tcp_ecn: 1", "~ option self_migrate: false -> true"));
   EXPECT_EQ(diff(nullptr, before).size(), 14u);
 }
 
@@ -373,6 +377,8 @@ TEST(Schema, AgreesWithTheParser) {
   EXPECT_EQ(keys(top.at("bundles").at("items").at("properties").at("overrides").at("items")), set(kOverrideKeys));
   EXPECT_EQ(keys(top.at("services").at("items")), set(kServiceKeys));
   EXPECT_EQ(keys(top.at("rules").at("items")), set(kRuleKeys));
+  EXPECT_EQ(top.at("rules").at("items").at("properties").at("application").at("enum").get<std::set<std::string>>(),
+            set(kApplicationWords));
   EXPECT_EQ(keys(top.at("options")), set(kOptionKeys));
   const auto& match = schema.at("$defs").at("match");
   EXPECT_EQ(keys(match), set(kMatchKeys));

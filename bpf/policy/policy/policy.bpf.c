@@ -19,8 +19,12 @@
  *   4. The CCA is set by name even where the name already fits: that is how a connection accepted from an old listener gets off a
  *      replaced version of the same name. The kernel makes nothing of it if the CCA is the very same. Only ACTIVE_ESTABLISHED leaves
  *      it out where CONNECT has set that name: who replaces a version migrates afterwards, and finds the socket.
- *   5. Nothing is remembered: deciding again is cheaper (docs/design/0004-no-storage-at-connect.md).
+ *   5. Nothing of it is remembered: deciding again is cheaper (docs/design/0004-no-storage-at-connect.md).
  *   6. `reply` is written only to say yes to NEEDS_ECN, callback flags never: other programs on the hook see no difference.
+ *
+ * Cgroup setsockopt: sl_setsockopt sees an application's own TCP_CONGESTION and lets it through, answers it without effect, or refuses
+ * it, as the socket's rule says (`application`). A choice that was let through is noted in sl_application, on that socket alone; where
+ * the rule respects it, 3. and the iterators leave such a socket as it is.
  *
  * Iterators: sl_iter_observe, sl_iter_count and sl_iter_migrate walk the TCP sockets of one network namespace with each socket
  * locked; sl_iter_files reads all that a process holds, in every namespace.
@@ -237,7 +241,7 @@ static __always_inline void select_listener(struct bpf_sock_ops *ctx, struct tcp
 	struct listener_choice copy;
 	struct sl_selection sel = {};
 	struct sl_choice choice = {};
-	int result = choose_listener(&copy, &sel, &choice);
+	int result = choose_listener(tp, &copy, &sel, &choice);
 
 	if (result != SL_SELECT_OK) {
 		sl_count_result(result);
@@ -281,11 +285,13 @@ int sl_selector(struct bpf_sock_ops *ctx)
 		sl_count_result(result);
 		goto next;
 	}
-	sl_choose(sel.verdict, tp, &choice);
+	choose_connection(tp, sel.verdict, &choice);
 	if (!choice.cca) {
 		sl_count(SL_POLICY_ECN_NO_FALLBACK);
 		goto next;
 	}
+	if (choice.application)
+		sl_count(SL_POLICY_APPLICATION_KEPT);
 	if (choice.ecn_fallback)
 		sl_count(SL_POLICY_ECN_FALLBACK);
 
@@ -309,6 +315,74 @@ int sl_selector(struct bpf_sock_ops *ctx)
 		sl_count(SL_POLICY_IW_FAILED);
 next:
 	bpf_tail_call(ctx, &sl_stages, STAGE_SELECTOR + 1);
+	return 1;
+}
+
+/* ---- an application's own choice ---------------------------------------------------------------------------------------------- */
+
+/* What setsockopt(TCP_CONGESTION) names; the kernel takes 15 characters at the most. */
+static __always_inline bool asked_for(struct bpf_sockopt *ctx, struct sl_application *asked)
+{
+	const char *text = ctx->optval, *end = ctx->optval_end;
+	int i;
+
+	for (i = 0; i < SL_CCA_NAME_LEN - 1; i++) {
+		if (i >= ctx->optlen || text + i + 1 > end || !text[i])
+			break;
+		asked->cca[i] = text[i];
+	}
+	return i > 0;
+}
+
+/*
+ * Runs before the kernel's own handler, with the socket locked: 1 = go on, 0 = EPERM, and with optlen -1 success without effect. What is let
+ * through may still be refused by the kernel (unknown, or not for this user), so a note alone means nothing: it counts while the
+ * socket runs what it says. A socket without a remote address has no rule yet; its choice is noted, and the rule decides when it
+ * connects or accepts.
+ */
+SEC("cgroup/setsockopt")
+int sl_setsockopt(struct bpf_sockopt *ctx)
+{
+	struct bpf_sockopt_kern *kctx;
+	struct sl_application asked = {}, *noted;
+	struct sl_selection sel = {};
+	struct tcp_sock *tp;
+	int result;
+
+	if (ctx->level != SOL_TCP || ctx->optname != TCP_CONGESTION) {
+		ctx->optlen = 0;	/* the kernel reads the caller's own memory: larger values than a page do not fit here */
+		return 1;
+	}
+	if (!ctx->sk || !asked_for(ctx, &asked))
+		return 1;
+	kctx = bpf_cast_to_kern_ctx(ctx);
+	tp = bpf_rdonly_cast(kctx->sk, bpf_core_type_id_kernel(struct tcp_sock));
+	if (is_mptcp(tp)) {
+		sl_count(SL_POLICY_MPTCP);
+		return 1;
+	}
+	if (((struct sock_common *)tp)->skc_state == BPF_TCP_CLOSE || is_listener(tp))
+		goto note;
+	result = sl_select((struct sock *)tp, NULL, &sel);
+	if (result != SL_SELECT_OK || !sel.verdict) {
+		sl_count_result(result);
+		return 1;
+	}
+	if (sel.verdict->flags & SL_VERDICT_REFUSE) {
+		sl_count(SL_POLICY_APPLICATION_REFUSED);
+		return 0;
+	}
+	if (!(sel.verdict->flags & SL_VERDICT_RESPECT) || bpf_map_lookup_elem(&sl_cca_ids, asked.cca)) {
+		sl_count(SL_POLICY_APPLICATION_OVERRIDDEN);
+		ctx->optlen = -1;
+		return 1;
+	}
+note:
+	noted = bpf_sk_storage_get(&sl_application, ctx->sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	if (noted) {
+		*noted = asked;
+		sl_count(SL_POLICY_APPLICATION_NOTED);
+	}
 	return 1;
 }
 
@@ -441,7 +515,7 @@ static __always_inline int migrate_one(struct tcp_sock *tp, struct listener_choi
 	return before == tp->inet_conn.icsk_ca_ops ? SL_OUTCOME_CURRENT : SL_OUTCOME_MOVED;
 }
 
-static __noinline int write_report(struct seq_file *seq, const struct tcp_sock *tp, const struct decision *d, int outcome,
+static __noinline int write_report(struct seq_file *seq, struct tcp_sock *tp, const struct decision *d, int outcome,
 				   __s32 error)
 {
 	struct sl_report r = {};

@@ -16,6 +16,13 @@ struct {
 	__type(value, struct sl_iter_args);
 } sl_iter_args SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct sl_application);
+} sl_application SEC(".maps");
+
 /* include/linux/bpf.h, with POISON_POINTER_DELTA of the 64-bit architectures. */
 #define BPF_MODULE_OWNER 0xdead00000003ae7cULL
 
@@ -78,12 +85,41 @@ static __always_inline bool runs(const struct tcp_congestion_ops *ca, const char
 	return struct_ops_id(ca) == (id ? *id : 0);
 }
 
+/* What the application chose, if the socket runs it and it is not ours: versions of ours come and go as the policy says. */
+static __always_inline const char *application_choice(struct tcp_sock *tp)
+{
+	struct sl_application *noted = bpf_sk_storage_get(&sl_application, tp, NULL, 0);
+
+	if (!noted || !is_called(tp->inet_conn.icsk_ca_ops, noted->cca) || bpf_map_lookup_elem(&sl_cca_ids, noted->cca))
+		return NULL;
+	return noted->cca;
+}
+
+static __noinline bool is_applications(struct tcp_sock *tp)
+{
+	return application_choice(tp) != NULL;
+}
+
+static __noinline int respect_application(struct tcp_sock *tp, struct sl_choice *choice)
+{
+	const char *cca = application_choice(tp);
+
+	if (!cca)
+		return 0;
+	choice->cca = cca;
+	choice->params = 0;
+	choice->ecn_fallback = false;
+	choice->application = true;
+	return 0;
+}
+
 /* What a listener gets: `cca` is a copy, since the entry may be written anew meanwhile. */
 struct listener_choice {
 	char cca[SL_CCA_NAME_LEN];
 };
 
-static __always_inline int choose_listener(struct listener_choice *copy, struct sl_selection *sel, struct sl_choice *choice)
+static __always_inline int choose_listener(struct tcp_sock *tp, struct listener_choice *copy, struct sl_selection *sel,
+					   struct sl_choice *choice)
 {
 	struct sl_generation *entry;
 	int result = sl_begin(sel, &entry);
@@ -93,12 +129,21 @@ static __always_inline int choose_listener(struct listener_choice *copy, struct 
 	__builtin_memcpy(copy->cca, entry->listener_cca, sizeof(copy->cca));
 	choice->params = entry->listener_params;
 	choice->cca = copy->cca[0] ? copy->cca : NULL;
+	if (entry->flags & SL_GEN_RESPECT)
+		respect_application(tp, choice);
 	return sl_consistent(sel, entry) ? SL_SELECT_OK : SL_SELECT_TORN;
 }
 
 static __always_inline bool is_listener(const struct tcp_sock *tp)
 {
 	return ((const struct sock_common *)tp)->skc_state == BPF_TCP_LISTEN;
+}
+
+static __always_inline void choose_connection(struct tcp_sock *tp, const struct sl_verdict *verdict, struct sl_choice *choice)
+{
+	sl_choose(verdict, tp, choice);
+	if (verdict->flags & SL_VERDICT_RESPECT)
+		respect_application(tp, choice);
 }
 
 /* What the published policy says about a socket, in whatever state; enum sl_select_result. The choice is empty at the start, and without a CCA where there is none. */
@@ -108,10 +153,10 @@ static __always_inline int choose(struct tcp_sock *tp, struct listener_choice *c
 	int result;
 
 	if (is_listener(tp))
-		return choose_listener(copy, sel, choice);
+		return choose_listener(tp, copy, sel, choice);
 	result = sl_select((struct sock *)tp, NULL, sel);
 	if (result == SL_SELECT_OK && sel->verdict)
-		sl_choose(sel->verdict, tp, choice);
+		choose_connection(tp, sel->verdict, choice);
 	return result;
 }
 
@@ -158,7 +203,7 @@ static __noinline int decision_of(struct tcp_sock *tp, struct decision *d)
 	return 0;
 }
 
-static __always_inline void fill_report(struct sl_report *r, const struct tcp_sock *tp, const struct decision *d)
+static __always_inline void fill_report(struct sl_report *r, struct tcp_sock *tp, const struct decision *d)
 {
 	const struct sock *sk = (const struct sock *)tp;
 	const struct sock_common *skc = (const struct sock_common *)tp;
@@ -192,6 +237,8 @@ static __always_inline void fill_report(struct sl_report *r, const struct tcp_so
 	r->params = d->params;
 	r->locality = d->locality;
 	r->flags = d->flags;
+	if (is_applications(tp))
+		r->flags |= SL_REPORT_APPLICATION;
 }
 
 #endif

@@ -79,6 +79,8 @@ SL_ASSERT_SIZE(struct sl_rule_key, 8);
 enum sl_verdict_flags {
 	SL_VERDICT_NEEDS_ECN = 1 << 0,	/* the CCA asks for ECN in the SYN and must not run without it */
 	SL_VERDICT_BUNDLE = 1 << 1,	/* cca is a bundle's kernel name (ours), not a native one */
+	SL_VERDICT_RESPECT = 1 << 2,	/* a CCA that the application chose stays, unless it is ours */
+	SL_VERDICT_REFUSE = 1 << 3,	/* its choice is refused, EPERM. Neither: it is taken for granted and has no effect */
 };
 
 /* Value of sl_rules: all that a connection gets. */
@@ -99,6 +101,7 @@ enum sl_generation_flags {
 	SL_GEN_PORTS = 1 << 1,		/* sl_services holds ports */
 	SL_GEN_CGROUPS = 1 << 2,	/* sl_services holds cgroups */
 	SL_GEN_SELF_MIGRATE = 1 << 3,	/* CCAs on the SDK switch themselves at their next per-RTT point */
+	SL_GEN_RESPECT = 1 << 4,	/* some verdict has SL_VERDICT_RESPECT: listeners keep what the application chose */
 };
 struct sl_generation {
 	__u64 generation;		/* the generation these lines belong to: a reader that finds another one retries or leaves */
@@ -133,6 +136,15 @@ struct sl_sock {
 	__u32 pad;
 };
 SL_ASSERT_SIZE(struct sl_sock, 8);
+
+/*
+ * Value of sl_application (BPF_MAP_TYPE_SK_STORAGE): the CCA that the application asked for, with a setsockopt that was let through. It
+ * counts while the socket runs it. Cloned to what a listener accepts.
+ */
+struct sl_application {
+	char cca[SL_CCA_NAME_LEN];
+};
+SL_ASSERT_SIZE(struct sl_application, 16);
 
 /* Key of sl_cca_ids (hash); its value is the id (__u32) of the struct_ops map registered under this name now. */
 #define SL_CCA_IDS 256
@@ -191,6 +203,10 @@ enum sl_policy_counter {
 	SL_POLICY_ECN_NO_FALLBACK,	/* needs ECN, connection has none, and no fallback is named; left alone */
 	SL_POLICY_IW_FAILED,		/* TCP_BPF_IW refused, e.g. data was sent in the SYN */
 	SL_POLICY_USAGE_FULL,		/* sl_usage has no room; the socket is not counted */
+	SL_POLICY_APPLICATION_NOTED,	/* an application's TCP_CONGESTION was let through and noted: no remote yet, or the rule respects it */
+	SL_POLICY_APPLICATION_OVERRIDDEN,	/* ... was answered with success, and nothing was changed */
+	SL_POLICY_APPLICATION_REFUSED,	/* ... was answered with EPERM */
+	SL_POLICY_APPLICATION_KEPT,	/* sockops left the CCA that the application had chosen */
 	SL_POLICY_NO_STAGE,		/* the dispatcher found no stage in sl_stages; left alone */
 	SL_POLICY_COUNTER_COUNT,
 };

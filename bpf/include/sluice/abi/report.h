@@ -15,7 +15,6 @@ enum sl_outcome {
 	SL_OUTCOME_NO_RULE = 4,
 	SL_OUTCOME_MPTCP = 5,		/* left alone */
 	SL_OUTCOME_SET_FAILED = 6,	/* error holds the errno, e.g. EPERM: locked by a route's congctl */
-	SL_OUTCOME_FOREIGN = 8,		/* runs a CCA of another owner, and the rule respects it */
 	SL_OUTCOME_NO_POLICY = 9,	/* no generation published, or it was being replaced, or a schema differs */
 	SL_OUTCOME_NO_FALLBACK = 10,	/* the CCA needs ECN, the connection has none, no fallback is named: left alone */
 };
@@ -44,6 +43,7 @@ SL_ASSERT_SIZE(struct sl_iter_args, 8);
 enum sl_report_flags {
 	SL_REPORT_ECN_FALLBACK = 1 << 0,	/* its rule's CCA needs ECN, the connection has none: the fallback is what it should run */
 	SL_REPORT_LISTENER = 1 << 1,
+	SL_REPORT_APPLICATION = 1 << 2,		/* it runs what the application chose, and that is not ours */
 };
 
 struct sl_report {

@@ -317,7 +317,8 @@ struct sl_choice {
 	const char *cca;	/* SL_CCA_NAME_LEN bytes; NULL = needs ECN, has none, and no fallback is named */
 	__u32 params;
 	__u32 rule_id;
-	__u32 ecn_fallback;	/* 1 = the fallback was taken */
+	bool ecn_fallback;	/* the fallback was taken */
+	bool application;	/* it is the application's, and stays */
 };
 
 /* What the verdict means for this connection now. */
@@ -326,14 +327,15 @@ static __always_inline void sl_choose(const struct sl_verdict *verdict, const st
 	choice->cca = verdict->cca;
 	choice->params = verdict->params;
 	choice->rule_id = verdict->rule_id;
-	choice->ecn_fallback = 0;
+	choice->ecn_fallback = false;
+	choice->application = false;
 	/* In SYN_SENT the peer has not answered yet; ACTIVE_ESTABLISHED_CB asks again. */
 	if (!(verdict->flags & SL_VERDICT_NEEDS_ECN) ||
 	    ((const struct sock_common *)tp)->skc_state == BPF_TCP_SYN_SENT || sl_ecn_negotiated(tp))
 		return;
 	choice->cca = verdict->fallback[0] ? verdict->fallback : NULL;
 	choice->params = verdict->fallback_params;
-	choice->ecn_fallback = 1;
+	choice->ecn_fallback = true;
 }
 
 /* Sets a CCA by name (16 bytes). `target`: the context in sockops, the socket elsewhere. 0 or -errno. */

@@ -2376,6 +2376,35 @@ struct bpf_tcp_sock {
 	__u32 icsk_retransmits;
 };
 
+struct bpf_sockopt {
+	union {
+		struct bpf_sock *sk;
+	};
+	union {
+		void *optval;
+	};
+	union {
+		void *optval_end;
+	};
+	__s32 level;
+	__s32 optname;
+	__s32 optlen;
+	__s32 retval;
+};
+
+struct task_struct;
+
+struct bpf_sockopt_kern {
+	struct sock *sk;
+	u8 *optval;
+	u8 *optval_end;
+	s32 level;
+	s32 optname;
+	s32 optlen;
+	struct task_struct *current_task;
+	u64 tmp_reg;
+};
+
 struct bpf_flow_keys;
 
 struct __sk_buff {
@@ -2447,25 +2476,6 @@ struct bpf_iter__tcp {
 	};
 	uid_t uid;
 };
-
-struct bpf_map;
-
-struct bpf_iter__bpf_sk_storage_map {
-	union {
-		struct bpf_iter_meta *meta;
-	};
-	union {
-		struct bpf_map *map;
-	};
-	union {
-		struct sock *sk;
-	};
-	union {
-		void *value;
-	};
-};
-
-struct task_struct;
 
 struct bpf_iter__task_file {
 	union {
