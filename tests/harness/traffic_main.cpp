@@ -71,7 +71,7 @@ constexpr std::uint32_t kMagic = 0x534c5452;
 constexpr std::size_t kPatternPeriod = 256;
 constexpr std::size_t kChunk = 65536;
 constexpr std::uint64_t kSecond = 1000000000;
-constexpr std::uint64_t kDrainNs = 10 * kSecond;  // how long a stopped client lets requests end
+constexpr std::uint64_t kDrainNs = 10 * kSecond;  // a stopped client gives up when nothing has moved for so long
 constexpr std::uint32_t kMaxBody = 1u << 30;
 
 [[noreturn]] void die(int status, const std::string& why) {
@@ -674,12 +674,11 @@ void Engine::request_stop(std::uint64_t now) {
     Connection& c = *by_fd_[fd];
     if (options_.server) {
       finish(c);
-    } else if (c.phase == Phase::kConnecting) {
-      drop(c);  // neither opened nor failed
     } else if (c.phase == Phase::kIdle) {
       begin_request(c);  // the last one
       step(c);
     }
+    // One that still connects makes its request too: the server may have accepted it already.
   }
 }
 
@@ -800,6 +799,7 @@ int Engine::run() {
       } else if (std::find(listeners_.begin(), listeners_.end(), fd) != listeners_.end()) {
         accepting.push_back(fd);
       } else if (static_cast<std::size_t>(fd) < by_fd_.size() && by_fd_[static_cast<std::size_t>(fd)]) {
+        drain_until_ns_ = now_ns() + kDrainNs;
         step(*by_fd_[static_cast<std::size_t>(fd)]);
       }
     }

@@ -623,6 +623,22 @@ TEST(Traffic, holds_connections_samples_them_and_stops_in_good_order) {
   EXPECT_EQ(std::count_if(records.begin(), records.end(), [](const auto& r) { return r.event == "sample"; }), 600);
 }
 
+TEST(Traffic, stopped_amid_new_connections_it_ends_each_in_good_order) {
+  ASSERT_VALUE(topology, Topology::create(pair()));
+  const Host& b = topology.host("b");
+  ASSERT_VALUE(server, Traffic::server(b, {"--listen", at(b, AF_INET)}));
+  for (int round = 0; round < 10; ++round) {
+    ASSERT_VALUE(client, Traffic::client(topology.host("a"), {"--connect", at(b, AF_INET), "--connections", "100000000"}));
+    ASSERT_OK(client.sample(kSoon));  // it is at work
+    ASSERT_VALUE(sent, client.stop(kSoon));
+    EXPECT_EQ(sent.failed, 0u) << testing::PrintToString(sent.errors);
+    EXPECT_EQ(sent.closed, sent.opened);
+  }
+  ASSERT_VALUE(served, server.stop(kSoon));
+  EXPECT_EQ(served.failed, 0u) << testing::PrintToString(served.errors);
+  EXPECT_EQ(served.closed, served.opened);
+}
+
 TEST(Traffic, says_what_failed_and_ends_in_time) {
   ASSERT_VALUE(topology, Topology::create(pair()));
   const Host& a = topology.host("a");
