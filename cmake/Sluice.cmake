@@ -96,5 +96,6 @@ function(sluice_test name)
     list(APPEND labels privileged)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 300)
+  # In a guest of tests/vm everything is about ten times slower.
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT 1500)
 endfunction()

@@ -19,6 +19,9 @@ namespace sluice::test {
 
 using Millis = std::chrono::milliseconds;
 
+// What takes longer has hung, in a guest that is ten times slower as well.
+inline constexpr Millis kSoon{60000};
+
 struct SpawnOptions {
   bool pipe_stdin = false;                    // write() and close_input(); otherwise /dev/null
   bool pipe_stdout = false;                   // read_line(), read_all(); otherwise the test's own stdout

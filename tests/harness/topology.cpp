@@ -31,9 +31,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kNetnsRoot = "/run/netns";
-constexpr Millis kIpTimeout(30000);
-constexpr Millis kCgroupEmptyTimeout(5000);
-constexpr Millis kCarrierTimeout(10000);
 constexpr int kFirstIndex = 100;  // of the links' interfaces; lower ones belong to loopback and bridges
 
 std::string without_prefix(const std::string& address) { return address.substr(0, address.find('/')); }
@@ -60,7 +57,7 @@ Result<std::uint64_t> inode_of(int fd) {
 
 // Kills what is left in a cgroup and removes it. Bounded: a task in an uninterruptible sleep would keep it.
 Status remove_cgroup(const std::string& path) {
-  auto deadline = std::chrono::steady_clock::now() + kCgroupEmptyTimeout;
+  auto deadline = std::chrono::steady_clock::now() + kSoon;
   for (;;) {
     if (::rmdir(path.c_str()) == 0 || errno == ENOENT) return {};
     int err = errno;
@@ -101,7 +98,7 @@ Status switch_off_offloads(const std::string& interface) {
 Status await_carrier(const std::string& interface) {
   Fd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return fail_errno(errno, "cannot open a socket");
-  auto deadline = std::chrono::steady_clock::now() + kCarrierTimeout;
+  auto deadline = std::chrono::steady_clock::now() + kSoon;
   for (;;) {
     ifreq request{};
     interface.copy(request.ifr_name, IFNAMSIZ - 1);
@@ -412,8 +409,8 @@ Status Topology::add_links(const TopologySpec& spec) {
     SLUICE_TRY(process, host.spawn({tool, "-batch", "-"}, {.pipe_stdin = true, .pipe_stdout = true, .merge_stderr = true}));
     SLUICE_CHECK(process.write(commands));
     process.close_input();
-    SLUICE_TRY(said, process.read_all(kIpTimeout));
-    SLUICE_TRY(status, process.wait(kIpTimeout));
+    SLUICE_TRY(said, process.read_all(kSoon));
+    SLUICE_TRY(status, process.wait(kSoon));
     if (status != 0) return fail(Code::kInvalid, "{} on host {} said: {}\n{}", tool, host.name(), said, commands);
     return {};
   };

@@ -104,7 +104,7 @@ class Host {
   Result<Process> fork(const std::function<int()>& body, const SpawnOptions& options = {}) const;
   Result<Process> spawn(const std::vector<std::string>& argv, const SpawnOptions& options = {}) const;
   // As spawn(), to the end.
-  Result<Output> run(const std::vector<std::string>& argv, Millis timeout = Millis(30000)) const;
+  Result<Output> run(const std::vector<std::string>& argv, Millis timeout = kSoon) const;
 
   Result<std::string> sysctl(const std::string& key) const;
   Status set_sysctl(const std::string& key, const std::string& value) const;

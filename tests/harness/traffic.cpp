@@ -5,11 +5,6 @@
 #include <nlohmann/json.hpp>
 
 namespace sluice::test {
-namespace {
-
-constexpr Millis kReadyTimeout(10000);
-
-}  // namespace
 
 Result<Traffic> Traffic::start(const Host& host, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), std::string(TEST_HARNESS_PROGRAMS) + "/traffic");
@@ -21,7 +16,7 @@ Result<Traffic> Traffic::start(const Host& host, std::vector<std::string> argume
 Result<Traffic> Traffic::server(const Host& host, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "server");
   SLUICE_TRY(traffic, start(host, std::move(arguments)));
-  SLUICE_TRY(line, traffic.expect("ready", kReadyTimeout));
+  SLUICE_TRY(line, traffic.expect("ready", kSoon));
   return traffic;
 }
 

@@ -4,8 +4,8 @@
 //
 //   auto server = Traffic::server(b, {"--listen", b.address(AF_INET) + ":5000"});      // returns when it listens
 //   auto client = Traffic::client(a, {"--connect", b.address(AF_INET) + ":5000", "--connections", "2000"});
-//   auto sent = client->finish(Millis(30000));                                          // its summary
-//   auto received = server->stop(Millis(5000));
+//   auto sent = client->finish(kSoon);                                                  // its summary
+//   auto received = server->stop(kSoon);
 #pragma once
 
 #include <cstdint>

@@ -223,7 +223,7 @@ Result<Process> Agent::start_cli(std::vector<std::string> arguments) const {
 
 Result<Output> Agent::cli(std::vector<std::string> arguments) const {
   SLUICE_TRY(process, start_cli(std::move(arguments)));
-  SLUICE_TRY(text, process.read_all(Millis(60000)));
+  SLUICE_TRY(text, process.read_all(kSoon));
   SLUICE_TRY(status, process.wait(kSoon));
   return Output{status, std::move(text)};
 }

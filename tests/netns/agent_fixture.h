@@ -30,7 +30,6 @@ namespace sluice::test {
 // The CCAs the kernel has registered: /proc/sys/net/ipv4/tcp_available_congestion_control.
 std::set<std::string> available_ccas();
 
-inline constexpr Millis kSoon{20000};
 inline constexpr std::uint16_t kPort = 5000;
 inline const std::string kFallback = "reno";  // what a socket runs that nobody selected; any namespace may default to it
 inline const std::string kFallbackUse = "kernel:" + kFallback;

@@ -35,7 +35,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr Millis kSoon(10000);
 const std::string kPrograms = SLUICE_BUILD_DIR "/bin/";
 
 // A file that goes away with the test.
@@ -211,7 +210,7 @@ Status ping(const Host& from, const std::string& to) {
       return fail_errno(errno, "cannot send to {}", to);
     for (;;) {
       pollfd entry{socket.get(), POLLIN, 0};
-      if (::poll(&entry, 1, 5000) != 1) return fail(Code::kTimeout, "no answer from {}", to);
+      if (::poll(&entry, 1, static_cast<int>(kSoon.count())) != 1) return fail(Code::kTimeout, "no answer from {}", to);
       std::uint8_t answer[256];
       ssize_t got = ::recv(socket.get(), answer, sizeof(answer), 0);
       std::size_t at = v6 ? 0 : static_cast<std::size_t>(answer[0] & 15) * 4;
@@ -522,7 +521,7 @@ TEST(Traffic, two_thousand_connections_recorded_at_both_ends) {
                Traffic::client(a, {"--connect", at(b, AF_INET), "--connect", at(b, AF_INET6), "--connections",
                                    std::to_string(kConnections), "--concurrency", "200", "--bytes", "3000", "--reply-bytes",
                                    "5000", "--requests", "2", "--cca", "reno", "--record", client_file.path}));
-  ASSERT_VALUE(sent, client.finish(Millis(60000)));
+  ASSERT_VALUE(sent, client.finish(kSoon));
   ASSERT_VALUE(served, server.finish(kSoon));
   for (const TrafficSummary& summary : {sent, served}) {
     EXPECT_EQ(summary.opened, kConnections);
@@ -571,7 +570,7 @@ TEST(Traffic, survives_a_bad_wire_with_every_byte_right) {
   ASSERT_VALUE(client, Traffic::client(a, {"--connect", at(b, AF_INET), "--connect", at(b, AF_INET6), "--connections", "40",
                                            "--concurrency", "20", "--bytes", "50000", "--reply-bytes", "50000", "--cca", "reno",
                                            "--record", file.path}));
-  ASSERT_VALUE(sent, client.finish(Millis(60000)));
+  ASSERT_VALUE(sent, client.finish(kSoon));
   EXPECT_EQ(sent.failed, 0u) << (sent.errors.empty() ? "" : sent.errors.begin()->first);
   EXPECT_EQ(sent.closed, 40u);
   ASSERT_VALUE(served, server.stop(kSoon));
@@ -771,7 +770,7 @@ TEST(Recorder, program_prints_the_same_of_a_namespace) {
 
 Result<Output> run_here(const std::vector<std::string>& argv) {
   SLUICE_TRY(process, Process::exec(argv, {.pipe_stdout = true, .merge_stderr = true}));
-  SLUICE_TRY(text, process.read_all(Millis(60000)));
+  SLUICE_TRY(text, process.read_all(kSoon));
   SLUICE_TRY(status, process.wait(kSoon));
   return Output{status, std::move(text)};
 }
@@ -840,7 +839,7 @@ if "$CHECK" --compare "$BEFORE" --wait 0; then exit 9; fi
                                          .merge_stderr = true,
                                          .environment = {"FOLDER=" + folder.path.string(), "BEFORE=" + before.path.string(),
                                                          "CHECK=" + kPrograms + "residue_check"}}));
-  ASSERT_VALUE(text, process.read_all(Millis(60000)));
+  ASSERT_VALUE(text, process.read_all(kSoon));
   ASSERT_VALUE(status, process.wait(kSoon));
   EXPECT_EQ(status, 0) << text;
   for (const std::string& piece :
