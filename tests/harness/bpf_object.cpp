@@ -9,20 +9,25 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
 namespace sluice::test {
 namespace {
 
-// libbpf's warnings of this thread, shown only with an error.
+// The end of libbpf's warnings of this thread, shown only with an error: the verifier's reason is the last line of its log.
 thread_local std::string said;
+constexpr std::size_t kSaidMax = 4096;
 
 int remember(libbpf_print_level level, const char* format, va_list arguments) {
   if (level == LIBBPF_DEBUG) return 0;
-  char line[4096];
-  int length = std::vsnprintf(line, sizeof(line), format, arguments);
-  said += line;
+  char* text = nullptr;
+  const int length = ::vasprintf(&text, format, arguments);
+  if (length < 0) return length;
+  said += text;
+  std::free(text);
+  if (said.size() > kSaidMax) said.erase(0, said.size() - kSaidMax);
   return length;
 }
 
