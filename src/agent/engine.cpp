@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include "agent/engine.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -324,7 +326,9 @@ Result<Engine::Outcome> Engine::run(Prepared& prepared, uint32_t timeout_ms, con
       if (!observed || observed->generation != transaction.target.generation) {
         undo(transaction);
         if (auto ended = store_.finish(id, view()->desired); !ended) error.within(ended.error().message());
-        event(transaction.kind + "-failed", "error", error.message());
+        // A repair is tried again and again: told of once.
+        const bool told = transaction.kind == "repair" && std::exchange(repair_failure_, error.message()) == error.message();
+        if (!told) event(transaction.kind + "-failed", "error", error.message());
         return fail(std::move(error));
       }
     }
@@ -835,6 +839,53 @@ Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const Progre
   return result;
 }
 
+std::optional<Engine::Fault> Engine::find_fault(const View& view, const Observed& observed,
+                                                const std::map<std::string, uint64_t>& cgroups) {
+  if (!observed.policy_loaded) return Fault{kDamagePins, "pins of the selection pipeline are missing"};
+  if (!observed.missing_pins.empty())
+    return Fault{kDamagePins, fmt::format("pins of the selection pipeline are missing: {}", fmt::join(observed.missing_pins, ", "))};
+  if (!observed.policy_current) return Fault{{}, "this agent comes with another version of the selection pipeline"};
+  if (!observed.hooks_attached) return Fault{kDamageHook, "the sockops program was detached: " + observed.hook_loss};
+  for (const auto& item : view.compiled.bundles) {
+    const LoadedCca* loaded = observed.find(item.ref.text());
+    if (!item.rolled_back && (loaded == nullptr || !loaded->registered))
+      return Fault{kDamageCca, item.ref.text() + " was unregistered by somebody"};
+  }
+  if (cgroups != view.cgroups) return Fault{{}, "a cgroup that a service names came, went or was made anew"};
+  return std::nullopt;
+}
+
+// Through the journal, as every change. What cannot be mended yet (a cgroup that is gone, a full hook) is told of once.
+Status Engine::repair(const View& view, const Fault& fault, bool& pending) {
+  if (!fault.damage.empty() && fault_told_ != fault.text) {
+    fault_told_ = fault.text;
+    event("damaged", "warning", fault.text + "; putting the policy in force again");
+    const std::lock_guard lock(repairs_mutex_);
+    auto& count = repairs_[fault.damage];
+    count.set_found(count.found() + 1);
+    count.set_last_at_ns(clock_.wall_ns());
+    count.set_what(fault.text);
+  }
+  SLUICE_TRY(prepared, prepare(view.desired, "repair", true, true));
+  SLUICE_TRY(outcome, run(prepared, 0, [](const v1::Progress&) {}));
+  fault_told_.clear();
+  repair_failure_.clear();
+  event("repaired", "warning", fault.text + ": the policy is in force again");
+  pending = !outcome.migration.complete() || !outcome.retained.empty();
+  return {};
+}
+
+std::vector<v1::Repair> Engine::repairs() const {
+  const std::lock_guard lock(repairs_mutex_);
+  std::vector<v1::Repair> list;
+  for (const auto kind : kDamageKinds) {
+    const auto found = repairs_.find(kind);
+    list.push_back(found == repairs_.end() ? v1::Repair() : found->second);
+    list.back().set_kind(std::string(kind));
+  }
+  return list;
+}
+
 Result<bool> Engine::maintain() {
   const std::lock_guard lock(change_mutex_);
   SLUICE_CHECK(settle());
@@ -843,28 +894,12 @@ Result<bool> Engine::maintain() {
 
   SLUICE_TRY(observed, kernel_.observe());
   SLUICE_TRY(cgroups, cgroups_of(*current->document));
-  std::string reason;
-  if (!observed.policy_loaded) {
-    reason = "pins of the selection pipeline are missing";
-  } else if (!observed.policy_current) {
-    reason = "this agent comes with another version of the selection pipeline";
-  } else if (!observed.hooks_attached) {
-    reason = "the sockops program was detached by somebody";
-  } else if (cgroups != current->cgroups) {
-    reason = "a cgroup that a service names came, went or was made anew";
-  } else {
-    for (const auto& item : current->compiled.bundles) {
-      const LoadedCca* loaded = observed.find(item.ref.text());
-      if (!item.rolled_back && (loaded == nullptr || !loaded->registered))
-        reason = item.ref.text() + " was unregistered by somebody";
-    }
+  if (const auto fault = find_fault(*current, observed, cgroups)) {
+    bool pending = false;
+    SLUICE_CHECK(repair(*current, *fault, pending));
+    return pending;
   }
-  if (!reason.empty()) {
-    event("repaired", "warning", reason + ": putting the policy in force again");
-    SLUICE_TRY(prepared, prepare(current->desired, "repair", true, true));
-    SLUICE_TRY(outcome, run(prepared, 0, [](const v1::Progress&) {}));
-    return !outcome.migration.complete() || !outcome.retained.empty();
-  }
+  fault_told_.clear();
 
   if (current->migration_complete && !current->migration_unknown && current->retained.empty()) return false;
   auto next = std::make_shared<View>(*current);

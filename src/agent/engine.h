@@ -13,7 +13,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/kernel.h"
@@ -47,6 +49,12 @@ struct View {
   std::string problem;                      // why the stored policy could not be read at start; empty = it could
 };
 
+// What maintain() finds damaged: kinds of v1::Repair.
+inline constexpr std::string_view kDamageHook = "hook";  // our program is not at its hook
+inline constexpr std::string_view kDamagePins = "pins";  // pins of ours are gone
+inline constexpr std::string_view kDamageCca = "cca";    // a CCA of ours is not registered
+inline constexpr std::string_view kDamageKinds[] = {kDamageHook, kDamagePins, kDamageCca};
+
 class Engine {
  public:
   using ProgressSink = std::function<void(const v1::Progress&)>;
@@ -69,6 +77,7 @@ class Engine {
   // Periodic work: retires CCAs whose last user left, moves stragglers, repairs what somebody detached, notices cgroups that
   // appeared. Returns true when something is still pending.
   Result<bool> maintain();
+  std::vector<v1::Repair> repairs() const;  // one for each of kDamageKinds
 
   std::shared_ptr<const View> view() const;
   Kernel& kernel() { return kernel_; }
@@ -104,6 +113,13 @@ class Engine {
   Status take_up(const Desired& desired);
   Result<std::optional<v1::Retained>> try_retire(const std::string& id);
   Status check_other_users();
+  // What keeps the policy from being in force; nullopt = nothing.
+  struct Fault {
+    std::string_view damage;  // one of kDamageKinds; empty = nobody's fault
+    std::string text;
+  };
+  std::optional<Fault> find_fault(const View& view, const Observed& observed, const std::map<std::string, uint64_t>& cgroups);
+  Status repair(const View& view, const Fault& fault, bool& pending);
   Status load_policy_in_force(View& view);  // document and tables of view.desired
   // Ends a transaction that the journal still holds, forward or backward.
   Status settle();
@@ -126,9 +142,13 @@ class Engine {
   EngineOptions options_;
 
   std::mutex change_mutex_;
+  std::string fault_told_;      // the fault that an event told of; empty = mended
+  std::string repair_failure_;  // why the last repair failed; empty = it did not
   std::atomic<bool> stopping_ = false;
   mutable std::mutex view_mutex_;
   std::shared_ptr<const View> view_;
+  mutable std::mutex repairs_mutex_;
+  std::map<std::string_view, v1::Repair> repairs_;
 };
 
 // Reports: what the API answers about the host (report.cpp).

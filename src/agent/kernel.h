@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "bpfio/hook_programs.h"
 #include "policy/compile.h"
 
 namespace sluice::agent {
@@ -58,7 +59,9 @@ struct Observed {
   bool policy_loaded = false;   // maps and programs of a policy bundle are pinned
   bool policy_current = false;  // ... and they are those this agent came with
   std::string policy_digest;
+  std::vector<std::string> missing_pins;  // of that pipeline, taken away by somebody
   bool hooks_attached = false;
+  std::string hook_loss;    // why they are not
   uint64_t generation = 0;  // published; 0 = none
   std::vector<LoadedCca> ccas;
   std::vector<HookState> hooks;
@@ -69,6 +72,49 @@ struct Observed {
       if (cca.id() == id) return &cca;
     return nullptr;
   }
+};
+
+// A program on one of our hooks, anybody's.
+struct HookProgram {
+  enum class Order {
+    kOurs,
+    kBefore,
+    kAfter,
+    kBeside,  // ours is not there now
+    kNever,   // a cgroup nearer to the sockets overrules it: it does not run
+  };
+  uint32_t prog_id = 0, link_id = 0;  // link 0 = attached without one
+  std::string name, tag;
+  int64_t loaded_at_ns = 0;  // wall clock
+  uint32_t uid = 0;          // who loaded it
+  std::string cgroup;        // that it is attached to
+  uint32_t attach_flags = 0;
+  Order order = Order::kBeside;      // as its sockets meet it
+  std::vector<std::string> holders;  // of the program or its link: "process 812 (agent)", "pin /sys/fs/bpf/x"; empty = none was found
+  std::vector<bpfio::CallbackActs> acts;
+};
+
+struct HookAudit {
+  std::string hook;    // "sockops"
+  std::string cgroup;  // ours
+  bool attached = false;
+  uint32_t programs = 0, limit = 0;  // at that cgroup; how many it takes
+  // Those of cgroups below ours first, each with the order its own sockets see; then what a socket of our cgroup meets, in the
+  // order in which the kernel runs it.
+  std::vector<HookProgram> list;
+};
+
+struct ForeignCca {
+  std::string name;  // as in TCP_CONGESTION
+  uint32_t map_id = 0, link_id = 0;
+  std::vector<std::string> holders;
+};
+
+struct Audit {
+  std::vector<HookAudit> hooks;
+  std::vector<ForeignCca> ccas;  // registered struct_ops that are not ours
+  std::vector<std::string> missing_pins;
+  std::string hook_loss;  // as in Observed
 };
 
 // One socket, decoded from abi/report.h.
@@ -155,6 +201,11 @@ class Kernel {
   virtual Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) = 0;
   // Its programs in the kernel: "cubic_cong_avoid: id 812, tag 1a2b3c4d5e6f7081, 640 instructions verified".
   virtual Result<std::vector<std::string>> cca_programs(const std::string& id) = 0;
+
+  // Everybody's programs on our hooks. Looks at every process's descriptors: for a command, not for a loop.
+  virtual Result<Audit> audit() = 0;
+  // Folder of a cgroup2 id; kNotFound once it was removed.
+  virtual Result<std::string> cgroup_path(uint64_t id) = 0;
 };
 
 }  // namespace sluice::agent

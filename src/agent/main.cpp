@@ -39,6 +39,7 @@ constexpr char kMetricsDefault[] = "127.0.0.1:9620";
 constexpr int kExitState = 78;  // EX_CONFIG: systemd must not restart into the same corrupt state
 constexpr std::chrono::seconds kMaintainEvery{5};
 constexpr std::chrono::seconds kMaintainAtMost{300};
+constexpr std::chrono::seconds kRetryAtMost{20};
 constexpr rlim_t kDescriptorsMin = 65'536;  // one for each namespace, and more
 
 struct Options {
@@ -128,8 +129,9 @@ class Maintenance {
       const auto pending = engine_.maintain();
       if (!pending && pending.error().message() != last_error) log_error("maintenance failed", pending.error());
       last_error = pending ? "" : pending.error().message();
-      // What stays pending stays so for long (a locked route, a stranger's socket): look less and less often.
-      wait = pending && !*pending ? kMaintainEvery : std::min(wait * 2, kMaintainAtMost);
+      // What stays pending stays so for long (a locked route, a stranger's socket): look less and less often. What failed may
+      // be mended from outside any time (a full hook, a cgroup that is made again).
+      wait = pending && !*pending ? kMaintainEvery : std::min(wait * 2, pending ? kMaintainAtMost : kRetryAtMost);
     }
   }
 

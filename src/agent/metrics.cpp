@@ -5,6 +5,7 @@
 #include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -78,6 +79,13 @@ std::vector<MetricFamily> collect(const v1::StatusReply& status) {
   for (const auto& counter : status.counters())
     families.add("sluice_policy_events_total", "Events counted by the selection pipeline", MetricType::Counter,
                  static_cast<double>(counter.value()), {{"event", counter.name()}});
+  const auto ours = std::ranges::count_if(status.hooks(), [](const auto& hook) { return hook.ours(); });
+  families.add("sluice_hook_attached", "1 while our program is at its hook", MetricType::Gauge, ours > 0);
+  families.add("sluice_hook_foreign_programs", "Programs of others on our cgroup's hook", MetricType::Gauge,
+               static_cast<double>(status.hooks_size() - ours));
+  for (const auto& repair : status.repairs())
+    families.add("sluice_damage_total", "Damage by others that the agent found since it started", MetricType::Counter,
+                 static_cast<double>(repair.found()), {{"kind", repair.kind()}});
   for (const auto& cca : status.ccas())
     for (const auto& counter : cca.counters())
       families.add("sluice_cca_events_total", "Events counted by a CCA", MetricType::Counter,

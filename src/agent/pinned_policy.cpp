@@ -5,10 +5,12 @@
 #include <sluice/abi/policy.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "bpfio/enumerate.h"
 #include "bundle/sha256.h"
 #include "net/cgroup.h"
 
@@ -18,6 +20,8 @@ namespace {
 constexpr std::string_view kDispatcher = "sl_sockops";
 constexpr std::string_view kIterPrefix = "sl_iter_";
 constexpr std::string_view kReplacing = "replacing";  // instead of a digest; sorts after every digest
+// Maps that no CCA uses: a fresh one does as well.
+constexpr std::string_view kOwnMaps[] = {"sl_stages", "sl_handed", "sl_usage", "sl_iter_args", "sl_policy_counters"};
 const std::string kRoot = "policy/";
 const std::string kReady = kRoot + "ready/";
 const std::string kMaps = kRoot + "maps/";
@@ -65,16 +69,29 @@ Status fill_slot(const bpfio::MapFd& outer, const bpfio::MapSpec& prototype, uin
   return outer.set_inner(slot, inner.raw());
 }
 
+// Who is on a hook that takes no more.
+std::string full_hook(int cgroup_fd) {
+  const auto programs = bpfio::cgroup_programs(cgroup_fd, bpfio::CgroupHook::kSockOps, false);
+  if (!programs) return "";
+  std::string text = fmt::format(": {} programs are there", programs->size());
+  constexpr size_t kNamed = 5;
+  for (size_t i = 0; i < programs->size() && i < kNamed; ++i)
+    text += fmt::format("{}{} (id {})", i == 0 ? ", such as " : ", ", (*programs)[i].name, (*programs)[i].prog_id);
+  return text;
+}
+
 }  // namespace
 
-Result<std::map<std::string, bpfio::MapSpec>> PinnedPolicy::read_tables(const bundle::Bundle& bundle) {
+Result<PinnedPolicy::Shape> PinnedPolicy::read_shape(const bundle::Bundle& bundle) {
   SLUICE_TRY(object, bpfio::Object::open_file(bundle.object_path()));
-  std::map<std::string, bpfio::MapSpec> tables;
+  Shape shape;
   for (const char* name : {"sl_places", "sl_sources", "sl_services", "sl_rules"}) {
     SLUICE_TRY(spec, object.inner_spec(name));
-    tables[name] = std::move(spec);
+    shape.tables[name] = std::move(spec);
   }
-  return tables;
+  shape.maps = object.map_names();
+  shape.programs = object.program_names();
+  return shape;
 }
 
 std::string PinnedPolicy::digest_of(const bundle::Bundle& bundle) { return bundle::sha256_hex(bundle.digest).substr(0, 16); }
@@ -82,12 +99,26 @@ std::string PinnedPolicy::digest_of(const bundle::Bundle& bundle) { return bundl
 Result<std::optional<std::string>> PinnedPolicy::loaded_digest() const {
   SLUICE_TRY(names, pins_.list());
   std::optional<std::string> digest;
-  bool config = false;
-  for (const auto& name : names) {
+  for (const auto& name : names)
     if (name.starts_with(kReady)) digest = name.substr(kReady.size());
-    config = config || name == kMaps + "sl_config";
-  }
-  return config ? digest : std::nullopt;  // without its maps it is debris, whatever the mark says
+  // Without the maps that CCAs share with it, it is debris, whatever the mark says.
+  if (std::ranges::find(names, kMaps + "sl_config") == names.end()) return std::nullopt;
+  if (digest == digest_of(bundle_))
+    for (const auto& map : shape_.maps)
+      if (std::ranges::find(kOwnMaps, map) == std::end(kOwnMaps) && std::ranges::find(names, kMaps + map) == names.end())
+        return std::nullopt;
+  return digest;
+}
+
+Result<std::vector<std::string>> PinnedPolicy::missing() const {
+  SLUICE_TRY(names, pins_.list());
+  std::vector<std::string> gone;
+  const auto expect = [&](std::string pin) {
+    if (std::ranges::find(names, pin) == names.end()) gone.push_back(std::move(pin));
+  };
+  for (const auto& map : shape_.maps) expect(kMaps + map);
+  for (const auto& program : shape_.programs) expect((program.starts_with(kIterPrefix) ? kIter : kPrograms) + program);
+  return gone;
 }
 
 Result<bpfio::MapFd> PinnedPolicy::map(const std::string& name) const { return pins_.map(kMaps + name); }
@@ -104,7 +135,8 @@ Result<std::vector<std::string>> PinnedPolicy::map_names() const {
 Status PinnedPolicy::load() {
   const std::string digest = digest_of(bundle_);
   SLUICE_TRY(present, loaded_digest());
-  if (present == digest) return {};
+  SLUICE_TRY(gone, missing());
+  if (present == digest && gone.empty()) return {};
   return present ? replace_programs(digest) : load_fresh(digest);
 }
 
@@ -241,15 +273,21 @@ Status PinnedPolicy::unload() {
 }
 
 Status PinnedPolicy::attach(const std::string& cgroup) {
-  SLUICE_TRY(attached, attachment(cgroup));
-  if (attached) return {};
+  SLUICE_TRY(now, attachment(cgroup));
+  if (now.link) return {};
   SLUICE_CHECK(detach());  // a link that somebody emptied, or elsewhere
   SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
-  SLUICE_TRY(folder, open_file(cgroup, O_RDONLY | O_DIRECTORY));
-  SLUICE_TRY(link, bpfio::Link::attach_cgroup(program, folder.get(), bpfio::CgroupHook::kSockOps).map_error([&](Error e) {
-    return std::move(e).at(cgroup);
-  }));
-  return pins_.pin(link, kHook);
+  auto folder = open_file(cgroup, O_RDONLY | O_DIRECTORY);
+  if (!folder)
+    return fail(std::move(folder).error().within("the cgroup of the hook").fix(
+        "make it again, or start the agent with another --cgroup"));
+  auto link = bpfio::Link::attach_cgroup(program, folder->get(), bpfio::CgroupHook::kSockOps);
+  if (!link) {
+    Error error = std::move(link).error().at(cgroup);
+    if (error.sys_errno == E2BIG) error.what += full_hook(folder->get());
+    return fail(std::move(error));
+  }
+  return pins_.pin(*link, kHook);
 }
 
 Status PinnedPolicy::detach() {
@@ -263,15 +301,18 @@ Status PinnedPolicy::detach() {
   return pins_.unpin(kHook);
 }
 
-Result<std::optional<bpfio::LinkInfo>> PinnedPolicy::attachment(const std::string& cgroup) const {
+Result<PinnedPolicy::Attachment> PinnedPolicy::attachment(const std::string& cgroup) const {
   SLUICE_TRY(there, pins_.exists(kHook));
-  if (!there) return std::nullopt;
+  if (!there) return Attachment{std::nullopt, "the pin of its link is gone"};
   SLUICE_TRY(link, pins_.link(kHook));
   SLUICE_TRY(info, link.info());
-  if (info.cgroup_id == 0 || info.prog_id == 0) return std::nullopt;
   const auto id = net::cgroup_id(cgroup);
-  if (id && *id != info.cgroup_id) return std::nullopt;
-  return std::optional<bpfio::LinkInfo>(std::move(info));
+  if (!id) return Attachment{std::nullopt, fmt::format("the cgroup {} is gone", cgroup)};
+  // The kernel empties the link of a cgroup that goes, as of one that is detached.
+  if (info.cgroup_id == 0 || info.prog_id == 0)
+    return Attachment{std::nullopt, "it was detached by somebody, or its cgroup was removed and made anew"};
+  if (*id != info.cgroup_id) return Attachment{std::nullopt, "it is at another cgroup, of an agent with other options"};
+  return Attachment{std::move(info), ""};
 }
 
 Result<uint64_t> PinnedPolicy::generation() const {
@@ -294,7 +335,7 @@ Status PinnedPolicy::write_generation(const policy::Compiled& compiled) {
 
   const auto fill = [&](const std::string& name, const auto& entries) -> Status {
     SLUICE_TRY(outer, map(name));
-    return fill_slot(outer, tables_.at(name), slot, entries).map_error([&](Error e) {
+    return fill_slot(outer, shape_.tables.at(name), slot, entries).map_error([&](Error e) {
       return std::move(e).within("table " + name);
     });
   };

@@ -27,16 +27,23 @@ namespace sluice::agent {
 
 class PinnedPolicy {
  public:
+  // What the bundle's first object, the pipeline, consists of.
+  struct Shape {
+    std::map<std::string, bpfio::MapSpec> tables;  // how those of a generation look
+    std::vector<std::string> maps, programs;
+  };
+
   // `bundle` is the policy bundle this agent came with.
-  PinnedPolicy(const bpfio::PinRoot& pins, const bundle::Bundle& bundle, const std::map<std::string, bpfio::MapSpec>& tables,
-               std::string log_dir)
-      : pins_(pins), bundle_(bundle), tables_(tables), log_dir_(std::move(log_dir)) {}
+  PinnedPolicy(const bpfio::PinRoot& pins, const bundle::Bundle& bundle, const Shape& shape, std::string log_dir)
+      : pins_(pins), bundle_(bundle), shape_(shape), log_dir_(std::move(log_dir)) {}
 
-  // How the tables of a generation look, from the bundle's object: read once, at start, because files change under an agent.
-  static Result<std::map<std::string, bpfio::MapSpec>> read_tables(const bundle::Bundle& bundle);
+  // Read once, at start, because files change under an agent.
+  static Result<Shape> read_shape(const bundle::Bundle& bundle);
 
-  // Digest of what is pinned; nullopt when nothing complete is.
+  // Digest of what is pinned; nullopt when the pins cannot be used: nothing complete, or a map is gone that others share.
   Result<std::optional<std::string>> loaded_digest() const;
+  // Pins of this agent's pipeline that somebody took away. Those that no other program shares are made anew by load().
+  Result<std::vector<std::string>> missing() const;
   static std::string digest_of(const bundle::Bundle& bundle);
 
   // Loads and pins; over an older version it keeps the maps and swaps the programs without a gap.
@@ -44,9 +51,11 @@ class PinnedPolicy {
   Status unload();
   Status attach(const std::string& cgroup);
   Status detach();
-  // nullopt when no link is pinned, when somebody detached it, or when it is at another cgroup (of an agent with other
-  // options).
-  Result<std::optional<bpfio::LinkInfo>> attachment(const std::string& cgroup) const;
+  struct Attachment {
+    std::optional<bpfio::LinkInfo> link;  // nullopt: the hook is not ours now
+    std::string why;                      // that it is not
+  };
+  Result<Attachment> attachment(const std::string& cgroup) const;
 
   Result<uint64_t> generation() const;
   Status publish(uint64_t generation);
@@ -70,7 +79,7 @@ class PinnedPolicy {
 
   const bpfio::PinRoot& pins_;
   const bundle::Bundle& bundle_;
-  const std::map<std::string, bpfio::MapSpec>& tables_;
+  const Shape& shape_;
   std::string log_dir_;
 };
 

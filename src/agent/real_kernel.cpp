@@ -12,9 +12,11 @@
 #include <cerrno>
 #include <cstring>
 
+#include "agent/hook_audit.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "bpfio/enumerate.h"
+#include "bpfio/holders.h"
 #include "bpfio/iterator.h"
 #include "bpfio/probe.h"
 #include "net/cgroup.h"
@@ -112,9 +114,9 @@ RealKernel::RealKernel(RealKernelOptions options, bundle::Bundle policy, std::st
 Result<std::unique_ptr<RealKernel>> RealKernel::open(const RealKernelOptions& options, bundle::Bundle policy) {
   std::string cgroup2;
   if (auto found = net::find_cgroup2(options.proc_root)) cgroup2 = *found;
-  SLUICE_TRY(tables, PinnedPolicy::read_tables(policy));
+  SLUICE_TRY(shape, PinnedPolicy::read_shape(policy));
   auto kernel = std::unique_ptr<RealKernel>(new RealKernel(options, std::move(policy), std::move(cgroup2)));
-  kernel->tables_ = std::move(tables);
+  kernel->shape_ = std::move(shape);
   SLUICE_TRY(pins, kernel->pins(false));
   (void)pins;
   return kernel;
@@ -129,7 +131,7 @@ Result<const bpfio::PinRoot*> RealKernel::pins(bool create) {
   if (!create && ::access(options_.pin_dir.c_str(), F_OK) != 0) return nullptr;
   SLUICE_TRY(root, bpfio::PinRoot::open(options_.pin_dir));
   pins_ = std::make_unique<bpfio::PinRoot>(std::move(root));
-  policy_ = std::make_unique<PinnedPolicy>(*pins_, bundle_, tables_, options_.log_dir);
+  policy_ = std::make_unique<PinnedPolicy>(*pins_, bundle_, shape_, options_.log_dir);
   ccas_ = std::make_unique<PinnedCcas>(*pins_, *policy_, options_.log_dir);
   return pins_.get();
 }
@@ -149,17 +151,22 @@ Result<Observed> RealKernel::observe() {
   observed.policy_loaded = digest.has_value();
   if (digest) {
     observed.policy_digest = *digest;
-    observed.policy_current = *digest == PinnedPolicy::digest_of(bundle_);
+    if (*digest == PinnedPolicy::digest_of(bundle_)) {
+      SLUICE_TRY(missing, policy_->missing());
+      observed.policy_current = missing.empty();
+      observed.missing_pins = std::move(missing);
+    }
     SLUICE_TRY(generation, policy_->generation());
     observed.generation = generation;
     SLUICE_TRY(attached, policy_->attachment(attach_cgroup()));
-    if (attached) {
-      observed.hooks_attached = true;
+    observed.hooks_attached = attached.link.has_value();
+    observed.hook_loss = attached.why;
+    if (attached.link) {
       HookState hook;
       hook.name = "sockops";
-      hook.link_id = attached->id;
-      hook.prog_id = attached->prog_id;
-      if (auto path = net::cgroup_path(cgroup2_, attached->cgroup_id)) hook.target = *path;
+      hook.link_id = attached.link->id;
+      hook.prog_id = attached.link->prog_id;
+      if (auto path = net::cgroup_path(cgroup2_, attached.link->cgroup_id)) hook.target = *path;
       observed.hooks.push_back(std::move(hook));
     }
   } else if (std::ranges::any_of(all, [](const auto& pin) { return pin.starts_with("policy/"); })) {
@@ -316,6 +323,38 @@ Result<std::map<std::string, uint64_t>> RealKernel::cgroup_ids(const std::vector
   for (const auto& path : paths)
     if (auto id = net::cgroup_id(cgroup2_ + path)) ids[path] = *id;
   return ids;
+}
+
+Result<std::string> RealKernel::cgroup_path(uint64_t id) { return net::cgroup_path(cgroup2_, id); }
+
+// Read without the lock where it can be: a look at other processes' descriptors takes a while.
+Result<Audit> RealKernel::audit() {
+  Audit audit;
+  AuditedCgroup where{cgroup2_, attach_cgroup(), 0, 0};
+  std::set<uint32_t> own_ccas;
+  {
+    const std::lock_guard lock(mutex_);
+    SLUICE_TRY(observed, observe());
+    audit.missing_pins = observed.missing_pins;
+    audit.hook_loss = observed.hook_loss;
+    for (const auto& hook : observed.hooks)
+      if (hook.ours) where.own_link = hook.link_id, where.own_program = hook.prog_id;
+    for (const auto& cca : observed.ccas) own_ccas.insert(cca.map_id);
+  }
+  SLUICE_CHECK(bpfio::require(bpfio::FeatureId::kCgroup2, {options_.proc_root, "/sys"}));
+  SLUICE_TRY(holders, bpfio::find_holders(options_.proc_root));
+  for (const auto& hook : kAuditedHooks) {
+    SLUICE_TRY(found, audit_hook(hook, where, holders));
+    audit.hooks.push_back(std::move(found));
+  }
+  SLUICE_TRY(ccas, bpfio::struct_ops_ccas());
+  for (const auto& cca : ccas) {
+    if (!cca.registered || own_ccas.contains(cca.map_id)) continue;
+    ForeignCca foreign{cca.cca_name, cca.map_id, cca.link_id, {}};
+    if (const auto held = holders.links.find(cca.link_id); held != holders.links.end()) foreign.holders = held->second;
+    audit.ccas.push_back(std::move(foreign));
+  }
+  return audit;
 }
 
 Result<std::vector<net::Netns>> RealKernel::namespaces() const {

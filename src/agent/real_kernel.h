@@ -61,6 +61,8 @@ class RealKernel final : public Kernel {
   Result<std::vector<std::pair<std::string, uint64_t>>> policy_counters() override;
   Result<std::vector<std::pair<std::string, uint64_t>>> cca_counters(const std::string& id) override;
   Result<std::vector<std::string>> cca_programs(const std::string& id) override;
+  Result<Audit> audit() override;
+  Result<std::string> cgroup_path(uint64_t id) override;
 
  private:
   RealKernel(RealKernelOptions options, bundle::Bundle policy, std::string cgroup2);
@@ -86,7 +88,7 @@ class RealKernel final : public Kernel {
 
   RealKernelOptions options_;
   bundle::Bundle bundle_;
-  std::map<std::string, bpfio::MapSpec> tables_;
+  PinnedPolicy::Shape shape_;
   std::string cgroup2_;
   std::mutex usage_mutex_;      // sl_usage, filled by one walk at a time
   std::recursive_mutex mutex_;  // pins_ and what hangs on it

@@ -2,6 +2,7 @@
 //
 // Reports: what the API says about the host. Every number is read from the kernel when asked; the policy in force only gives
 // ids their names.
+#include <fmt/ranges.h>
 #include <sluice/abi/report.h>
 
 #include <algorithm>
@@ -230,6 +231,8 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
     }
   }
 
+  for (auto& repair : engine.repairs()) *reply.add_repairs() = std::move(repair);
+
   // What is not as it should be, each with the way out.
   const auto problem = [&](std::string text) { reply.add_problems(std::move(text)); };
   if (!view->problem.empty()) problem("the stored policy cannot be read, the kernel keeps what it has: " + view->problem);
@@ -249,7 +252,11 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
     if (!observed.policy_loaded)
       problem("the selection pipeline is not in the kernel; `sluice apply` puts it back");
     else if (!observed.hooks_attached)
-      problem("the sockops program is not attached: new connections are not selected; `sluice apply` attaches it");
+      problem(fmt::format("the sockops program is not attached: new connections are not selected ({}); the agent attaches it again, "
+                          "`sluice events` says how it went",
+                          observed.hook_loss));
+    if (!observed.missing_pins.empty())
+      problem(fmt::format("pins of ours are gone: {}; the agent makes them anew", fmt::join(observed.missing_pins, ", ")));
     if (observed.policy_loaded && observed.generation != view->desired.generation)
       problem(fmt::format("generation {} is published, {} was applied; `sluice apply` puts it right", observed.generation,
                           view->desired.generation));

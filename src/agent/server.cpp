@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "agent/audit.h"
 #include "agent/doctor.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -87,7 +88,11 @@ class Service final : public v1::Agent::Service {
   }
   grpc::Status GetDoctor(grpc::ServerContext*, const v1::DoctorRequest*, v1::DoctorReply* reply) override {
     *reply = doctor_report();
+    add_agent_checks(engine_, *reply);
     return grpc::Status::OK;
+  }
+  grpc::Status GetAudit(grpc::ServerContext*, const v1::AuditRequest* request, v1::AuditReply* reply) override {
+    return answer(audit_report(engine_, !request->skip_sockets()), reply);
   }
   grpc::Status Explain(grpc::ServerContext*, const v1::ExplainRequest* request, v1::ExplainReply* reply) override {
     v1::ExplainRequest resolved = *request;

@@ -134,6 +134,15 @@ Result<std::vector<CgroupProgram>> cgroup_programs(int cgroup_fd, CgroupHook hoo
   }
 }
 
+std::string attach_flag_names(std::uint32_t flags) {
+  constexpr std::pair<std::uint32_t, std::string_view> kNames[] = {
+      {BPF_F_ALLOW_OVERRIDE, "override"}, {BPF_F_ALLOW_MULTI, "multi"}, {BPF_F_PREORDER, "preorder"}};
+  std::string text;
+  for (const auto& [flag, name] : kNames)
+    if ((flags & flag) != 0) text += fmt::format("{}{}", text.empty() ? "" : " ", name);
+  return text;
+}
+
 Result<std::vector<std::string>> available_ccas(const std::string& proc_root) {
   SLUICE_TRY(text, read_file(proc_root + "/sys/net/ipv4/tcp_available_congestion_control"));
   std::vector<std::string> names;

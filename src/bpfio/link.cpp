@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "bpfio/hook_programs.h"
 #include "bpfio/kernel_btf.h"
 
 namespace sluice::bpfio {
@@ -47,7 +48,10 @@ Result<Link> Link::attach_cgroup(const Program& program, int cgroup_fd, CgroupHo
   Error error = libbpf_error(err, fmt::format("cannot attach the program with id {} to {}", program.id(), to_string(hook)));
   if (err == EBADF || err == ENOENT)
     return fail(std::move(error).fix("attach to a folder of cgroup2 (on hybrid hosts /sys/fs/cgroup/unified)"));
-  if (err == E2BIG) return fail(std::move(error).fix("a hook of a cgroup takes 64 programs; detach others"));
+  if (err == E2BIG)
+    return fail(std::move(error).fix(
+        fmt::format("a hook of a cgroup takes {} programs: detach one that nobody needs (`bpftool cgroup show DIR` lists them)",
+                    kCgroupProgramsMax)));
   if (err == EPERM)
     return fail(
         std::move(error).fix("an ancestor cgroup has a program attached without BPF_F_ALLOW_MULTI, or rights are missing"));

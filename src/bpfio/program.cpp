@@ -58,6 +58,20 @@ Result<ProgramInfo> Program::info() const {
   return info;
 }
 
+Result<std::vector<std::byte>> Program::instructions() const {
+  SLUICE_TRY(about, info());
+  std::vector<std::byte> code(about.xlated_bytes);
+  bpf_prog_info raw{};
+  __u32 size = sizeof(raw);
+  raw.xlated_prog_len = static_cast<__u32>(code.size());
+  raw.xlated_prog_insns = reinterpret_cast<std::uintptr_t>(code.data());
+  if (int err = bpf_prog_get_info_by_fd(fd_.get(), &raw, &size); err != 0)
+    return fail(libbpf_error(err, fmt::format("cannot read the instructions of the program with id {}", id_)));
+  if (raw.xlated_prog_insns == 0) code.clear();  // constants are blinded, and not for us to see
+  code.resize(std::min<std::size_t>(code.size(), raw.xlated_prog_len));
+  return code;
+}
+
 Result<TestRunResult> Program::test_run(const TestRun& run) const {
   TestRunResult result;
   result.data.resize(run.data_out_max);

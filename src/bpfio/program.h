@@ -51,6 +51,8 @@ class Program {
   int fd() const { return fd_.get(); }
   std::uint32_t id() const { return id_; }
   Result<ProgramInfo> info() const;
+  // As the verifier left them, struct bpf_insn each; empty where the kernel does not show them.
+  Result<std::vector<std::byte>> instructions() const;
   // BPF_PROG_TEST_RUN: socket filters, TC, XDP and syscall programs, not the TCP hooks.
   Result<TestRunResult> test_run(const TestRun& run) const;
 

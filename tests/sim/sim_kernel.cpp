@@ -17,9 +17,12 @@ SimKernel::SimKernel(Chaos& chaos, uint64_t seed) : chaos_(chaos), random_(seed)
 
 Result<agent::Observed> SimKernel::observe() {
   agent::Observed observed;
-  observed.policy_loaded = observed.policy_current = policy_ == Policy::kLoaded;
+  observed.policy_loaded = policy_ == Policy::kLoaded;
+  observed.policy_current = observed.policy_loaded && missing_pins_.empty();
+  if (observed.policy_loaded) observed.missing_pins = missing_pins_;
   observed.policy_digest = "sim";
   observed.hooks_attached = hook_;
+  if (!hook_) observed.hook_loss = "it was detached by somebody";
   observed.generation = policy_ == Policy::kLoaded ? generation_ : 0;
   if (policy_ == Policy::kPartial) observed.debris.emplace_back("policy");
   for (const auto& [id, cca] : ccas_) {
@@ -43,7 +46,15 @@ Result<std::vector<std::string>> SimKernel::available_ccas() {
 
 Status SimKernel::load_policy() {
   SLUICE_CHECK(chaos_.gate("load_policy"));
-  if (policy_ == Policy::kLoaded) return {};
+  if (policy_ == Policy::kLoaded) {
+    // Maps and the hook stay; what is gone is pinned anew, one by one.
+    while (!missing_pins_.empty()) {
+      missing_pins_.pop_back();
+      chaos_.point();
+    }
+    return {};
+  }
+  missing_pins_.clear();
   policy_ = Policy::kPartial;
   chaos_.point();
   policy_ = Policy::kLoaded;
@@ -68,6 +79,7 @@ Status SimKernel::unload_policy() {
 Status SimKernel::attach_hooks() {
   SLUICE_CHECK(chaos_.gate("attach_hooks"));
   if (policy_ != Policy::kLoaded) return fail(Code::kConflict, "no program to attach");
+  if (hook_full && !hook_) return fail(make_error(Code::kExhausted, "cannot attach: 64 programs are there", "detach one"));
   hook_ = true;
   chaos_.point();
   return {};
@@ -172,6 +184,19 @@ Status SimKernel::write_sysctl(const std::string& name, const std::string& value
   sysctls_[name] = value;
   chaos_.point();
   return {};
+}
+
+Result<agent::Audit> SimKernel::audit() {
+  agent::Audit audit;
+  agent::HookAudit hook{"sockops", "/cg", hook_, static_cast<uint32_t>(foreign.size()) + (hook_ ? 1 : 0), 64, foreign};
+  audit.hooks.push_back(std::move(hook));
+  return audit;
+}
+
+Result<std::string> SimKernel::cgroup_path(uint64_t id) {
+  const auto found = cgroups.find(id);
+  if (found == cgroups.end()) return fail(Code::kNotFound, "no cgroup has the id {}", id);
+  return found->second;
 }
 
 const sl_verdict* SimKernel::select(const policy::Prefix& remote) const {
@@ -339,6 +364,9 @@ Status SimKernel::sockets(const std::function<bool(std::vector<agent::SocketRepo
     report.cca = socket.cca;
     report.map_id = socket.map_id;
     report.generation = socket.generation;
+    report.cgroup_id = socket.cgroup_id;
+    report.state = socket.listener ? 10 : 1;  // TCP_LISTEN, TCP_ESTABLISHED
+    if (const sl_verdict* verdict = socket.listener ? nullptr : select(socket.remote)) report.rule_id = verdict->rule_id;
     list.push_back(std::move(report));
   }
   sink(std::move(list));

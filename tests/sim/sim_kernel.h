@@ -22,6 +22,7 @@ struct SimSocket {
   uint32_t map_id = 0;
   uint64_t generation = 0;
   uint32_t params = 0;
+  uint64_t cgroup_id = 0;
   bool listener = false;
   bool locked = false;     // its route locks the congestion control
   bool fell_back = false;  // opened under a policy, and got the kernel's default all the same
@@ -69,6 +70,8 @@ class SimKernel final : public agent::Kernel {
     return std::vector<std::pair<std::string, uint64_t>>{};
   }
   Result<std::vector<std::string>> cca_programs(const std::string&) override { return std::vector<std::string>{}; }
+  Result<agent::Audit> audit() override;
+  Result<std::string> cgroup_path(uint64_t id) override;
 
   // ---- the world ----
   void churn();  // some connections close, some open
@@ -83,6 +86,11 @@ class SimKernel final : public agent::Kernel {
   bool anything_pinned() const { return policy_ != Policy::kNone || !ccas_.empty() || hook_; }
   bool hook() const { return hook_; }
   void detach_by_somebody() { hook_ = false; }
+  void unpin_by_somebody(const std::string& pin) { missing_pins_.push_back(pin); }
+  bool whole() const { return policy_ == Policy::kLoaded && missing_pins_.empty(); }
+  bool hook_full = false;                         // 64 programs of others
+  std::vector<agent::HookProgram> foreign;        // on our hook
+  std::map<uint64_t, std::string> cgroups;        // id -> folder
   uint64_t generation() const { return generation_; }
   std::string broken_invariant;  // the first one, with what was seen; empty = none
   std::vector<std::string> foreign_ccas;
@@ -100,6 +108,7 @@ class SimKernel final : public agent::Kernel {
   Chaos& chaos_;
   SeededRandom random_;
   Policy policy_ = Policy::kNone;
+  std::vector<std::string> missing_pins_;
   bool hook_ = false;
   uint64_t generation_ = 0;
   std::optional<policy::Compiled> slots_[SL_SLOTS];
