@@ -7,6 +7,7 @@
 #include "base/mounts.h"
 #include "base/strings.h"
 #include "bpfio/enumerate.h"
+#include "bpfio/hook_programs.h"
 #include "bpfio/probe.h"
 #include "bundle/known_bugs.h"
 #include "net/cgroup.h"
@@ -61,8 +62,11 @@ void add_cgroup(v1::DoctorReply& reply, const DoctorOptions& options) {
   std::string names;
   for (const auto& program : *programs)
     names += fmt::format("{}{} (id {})", names.empty() ? "" : ", ", program.name, program.prog_id);
-  add(reply, "sockops-programs", "ok", fmt::format("{} on the root cgroup, in this order: {}", programs->size(), names),
-      "programs of others may overrule what ours decided; the kernel allows 64 per hook");
+  const bool full = programs->size() >= bpfio::kCgroupProgramsMax;
+  add(reply, "sockops-programs", full ? "warning" : "ok",
+      fmt::format("{} of {} possible on the root cgroup, in this order: {}", programs->size(), bpfio::kCgroupProgramsMax, names),
+      "programs of others may overrule what ours decided (`sluice audit`); a full hook takes no more",
+      full ? "detach one that nobody needs, or attach ours elsewhere with --cgroup" : "");
 }
 
 void add_ccas(v1::DoctorReply& reply, const DoctorOptions& options) {

@@ -845,7 +845,7 @@ std::optional<Engine::Fault> Engine::find_fault(const View& view, const Observed
   if (!observed.missing_pins.empty())
     return Fault{kDamagePins, fmt::format("pins of the selection pipeline are missing: {}", fmt::join(observed.missing_pins, ", "))};
   if (!observed.policy_current) return Fault{{}, "this agent comes with another version of the selection pipeline"};
-  if (!observed.hooks_attached) return Fault{kDamageHook, "the sockops program was detached: " + observed.hook_loss};
+  if (!observed.hooks_attached) return Fault{kDamageHook, "the sockops program is not attached: " + observed.hook_loss};
   for (const auto& item : view.compiled.bundles) {
     const LoadedCca* loaded = observed.find(item.ref.text());
     if (!item.rolled_back && (loaded == nullptr || !loaded->registered))

@@ -39,7 +39,7 @@ constexpr char kMetricsDefault[] = "127.0.0.1:9620";
 constexpr int kExitState = 78;  // EX_CONFIG: systemd must not restart into the same corrupt state
 constexpr std::chrono::seconds kMaintainEvery{5};
 constexpr std::chrono::seconds kMaintainAtMost{300};
-constexpr std::chrono::seconds kRetryAtMost{20};
+constexpr std::chrono::seconds kRetryAtMost{10};
 constexpr rlim_t kDescriptorsMin = 65'536;  // one for each namespace, and more
 
 struct Options {

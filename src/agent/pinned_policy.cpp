@@ -275,7 +275,6 @@ Status PinnedPolicy::unload() {
 Status PinnedPolicy::attach(const std::string& cgroup) {
   SLUICE_TRY(now, attachment(cgroup));
   if (now.link) return {};
-  SLUICE_CHECK(detach());  // a link that somebody emptied, or elsewhere
   SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
   auto folder = open_file(cgroup, O_RDONLY | O_DIRECTORY);
   if (!folder)
@@ -287,6 +286,7 @@ Status PinnedPolicy::attach(const std::string& cgroup) {
     if (error.sys_errno == E2BIG) error.what += full_hook(folder->get());
     return fail(std::move(error));
   }
+  SLUICE_CHECK(detach());  // a link that somebody emptied, or elsewhere
   return pins_.pin(*link, kHook);
 }
 

@@ -209,6 +209,18 @@ Command make_root() {
        .timeout_s = kRead_s,
        .examples = {{"sudo sluice doctor", ""}},
        .exits = {{kDegraded, "a check failed or a feature is missing"}}},
+      {.name = "audit",
+       .summary = "programs of others on our hooks, and what they overrule",
+       .description =
+           "Lists every program on the hooks we use, at our cgroup, above and below it, in the order in which the kernel runs "
+           "them: who holds it, what its instructions can do to a connection, and whether that overrules ours. Then the sockets "
+           "that do not run what the policy wants, with the program that can have done it, how much room the hook has, and how "
+           "often our program was found detached since the agent started. Changes nothing.",
+       .handler = run_audit,
+       .timeout_s = kRead_s,
+       .options = {{.name = "no-sockets", .summary = "do not walk the sockets (half a microsecond each)"}},
+       .examples = {{"sluice audit", ""}, {"sluice audit --output json", "for a monitor"}},
+       .exits = {{kDegraded, "something overrules ours or can, or our program is or was found detached"}}},
       {.name = "events",
        .summary = "what the agent did",
        .description = "Oldest first. As json, one object a line.",

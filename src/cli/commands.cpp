@@ -303,6 +303,15 @@ Result<int> run_doctor(Session& session) {
   return status_of(reply);
 }
 
+Result<int> run_audit(Session& session) {
+  v1::AuditRequest request;
+  request.set_skip_sockets(session.call().has("no-sockets"));
+  SLUICE_TRY(client, Client::connect(session));
+  SLUICE_TRY(reply, (client.call<v1::AuditRequest, v1::AuditReply>(&Stub::GetAudit, request)));
+  session.reply(reply, render_audit(reply, session.verbose(), session.style()));
+  return status_of(reply);
+}
+
 Result<int> run_events(Session& session) {
   v1::EventsRequest request;
   request.set_after_id(session.call().number("after"));

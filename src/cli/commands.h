@@ -21,6 +21,7 @@ Result<int> run_cca_show(Session& session);
 Result<int> run_migrate(Session& session);
 Result<int> run_rollback(Session& session);
 Result<int> run_doctor(Session& session);
+Result<int> run_audit(Session& session);
 Result<int> run_events(Session& session);
 Result<int> run_down(Session& session);
 

@@ -28,9 +28,13 @@ std::string mean(double value) { return value <= 0 ? "-" : fmt::format("{:.1f}",
 std::string mean_us(double value) { return value <= 0 ? "-" : human_us(value); }
 
 Colour state_colour(std::string_view state) {
-  if (state == "active" || state == "ok" || state == "info") return Colour::kGreen;
-  if (state == "degraded" || state == "failed" || state == "missing" || state == "error") return Colour::kRed;
-  if (state == "retiring" || state == "rolled back" || state == "warning" || state == "unknown") return Colour::kYellow;
+  if (state == "active" || state == "ok" || state == "info" || state == "clean" || state == "ours") return Colour::kGreen;
+  if (state == "degraded" || state == "failed" || state == "missing" || state == "error" || state == "overrides" ||
+      state == "detached" || state == "overridden")
+    return Colour::kRed;
+  if (state == "retiring" || state == "rolled back" || state == "warning" || state == "unknown" || state == "can override" ||
+      state == "repaired")
+    return Colour::kYellow;
   return Colour::kNone;
 }
 
@@ -163,6 +167,8 @@ int status_of(const v1::DoctorReply& reply) {
              ? kDegraded
              : kOk;
 }
+
+int status_of(const v1::AuditReply& reply) { return reply.problems().empty() ? kOk : kDegraded; }
 
 std::string render_apply(const v1::ApplyResult& result, const Style& style) {
   std::string out;
@@ -388,6 +394,65 @@ std::string render_doctor(const v1::DoctorReply& reply, const Style& style) {
     out += item(style, "!", state_colour(check.verdict()), text);
     if (!check.remedy().empty()) out += "    " + style.paint(Colour::kCyan, "fix:") + " " + printable(check.remedy()) + "\n";
   }
+  return out;
+}
+
+std::string render_audit(const v1::AuditReply& reply, bool verbose, const Style& style) {
+  const auto joined = [](const auto& list) {
+    std::string text;
+    for (const auto& one : list) text += (text.empty() ? "" : ", ") + one;
+    return text;
+  };
+  const auto id_text = [](std::uint32_t id) { return id == 0 ? std::string("-") : std::to_string(id); };
+  std::string out = style.paint(state_colour(reply.verdict()), printable(reply.verdict())) + "\n";
+  if (!reply.problems().empty()) out += section(style, "Problems");
+  for (const auto& problem : reply.problems()) out += item(style, "!", Colour::kRed, problem);
+
+  for (const auto& hook : reply.hooks()) {
+    out += section(style, fmt::format("{} at {}: {}, {} of {} programs", hook.hook(), hook.cgroup(),
+                                      hook.attached() ? "attached" : "not attached", hook.programs(), hook.limit()));
+    Table table(style, {{"ORDER"},
+                        {"PROGRAM", false, true},
+                        {"ID", true},
+                        {"LINK", true},
+                        {"VERDICT"},
+                        {"SOCKETS", true},
+                        {"CGROUP", false, true},
+                        {"HELD BY", false, true},
+                        {"CAN", false, true}});
+    for (const auto& program : hook.list())
+      table.add({program.order(), program.name(), std::to_string(program.prog_id()), id_text(program.link_id()),
+                 Cell(program.verdict(), state_colour(program.verdict())),
+                 program.sockets() == 0 ? "-" : human_count(program.sockets()), dash(program.cgroup()),
+                 dash(joined(program.holders())), dash(joined(program.acts()))});
+    out += table.empty() ? "no program\n" : table.flush();
+    for (const auto& program : hook.list()) {
+      if (!verbose) break;
+      out += "\n";
+      field(out, style, "program", fmt::format("{} (id {}), tag {}", program.name(), program.prog_id(), program.tag()));
+      field(out, style, "loaded", fmt::format("{} by uid {}", utc_time(program.loaded_at_ns()), program.uid()));
+      field(out, style, "attached", fmt::format("to {}, {}, {}", dash(program.cgroup()),
+                                                program.link_id() == 0 ? "without a link" : fmt::format("link {}", program.link_id()),
+                                                program.attach_flags().empty() ? "exclusively" : program.attach_flags()));
+      for (const auto& holder : program.holders()) field(out, style, "held by", holder);
+      for (const auto& act : program.acts()) field(out, style, "can", act);
+      for (const auto& act : program.overrides()) field(out, style, "overrules", act);
+    }
+  }
+
+  Table overridden(style, {{"SOCKETS", true}, {"RULE", false, true}, {"WANTED"}, {"RUNS"}, {"BY", false, true}});
+  for (const auto& group : reply.overridden())
+    overridden.add({human_count(group.sockets()), dash(group.rule()), group.wanted(),
+                    group.kind() == "ecn" ? group.runs() + " (no ECN)" : group.runs(), group.cause()});
+  if (!overridden.empty()) out += section(style, "Overridden sockets") + overridden.flush();
+  Table ccas(style, {{"NAME"}, {"MAP", true}, {"LINK", true}, {"HELD BY", false, true}});
+  for (const auto& cca : reply.ccas())
+    ccas.add({cca.name(), std::to_string(cca.map_id()), id_text(cca.link_id()), dash(joined(cca.holders()))});
+  if (!ccas.empty()) out += section(style, "CCAs of others") + ccas.flush();
+  Table repairs(style, {{"DAMAGE"}, {"FOUND", true}, {"LAST"}, {"WHAT", false, true}});
+  for (const auto& repair : reply.repairs())
+    repairs.add({repair.kind(), human_count(repair.found()), utc_time(repair.last_at_ns()), repair.what()});
+  if (!repairs.empty()) out += section(style, "Found damaged since the agent started") + repairs.flush();
   return out;
 }
 

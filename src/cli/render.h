@@ -24,6 +24,7 @@ std::string render_explain(const std::string& destination, const v1::ExplainRepl
 std::string render_ccas(const v1::CcasReply& reply, const Style& style);
 std::string render_cca(const v1::Cca& cca, const Style& style);
 std::string render_doctor(const v1::DoctorReply& reply, const Style& style);
+std::string render_audit(const v1::AuditReply& reply, bool verbose, const Style& style);
 std::string render_event(const v1::Event& event, const Style& style);
 
 Table socket_table(const Style& style);
@@ -54,6 +55,7 @@ class SocketCount {
 // Exit statuses of replies.
 int status_of(const v1::MigrateResult& result);
 int status_of(const v1::DoctorReply& reply);
+int status_of(const v1::AuditReply& reply);
 
 // "sluice: what", then the remedy and the detail (or how to see it) on lines of their own; problems of a file each as compilers
 // print them: file:line:column: error: what.

@@ -279,7 +279,8 @@ Status Agent::copy_bundle(const std::string& from, const std::string& version,
   return {};
 }
 
-Status Agent::make_bundle(const std::string& name, const std::string& object, const std::string& hooks) const {
+Status Agent::make_bundle(const std::string& name, const std::string& object, const std::string& hooks,
+                          const std::string& ecn) const {
   const std::string target = fmt::format("{}/bundles/{}/1.0.0", dir_, name);
   std::error_code error;
   fs::create_directories(target, error);
@@ -287,9 +288,9 @@ Status Agent::make_bundle(const std::string& name, const std::string& object, co
   if (error) return fail_errno(error.value(), "cannot copy {}", object);
   std::ofstream(target + "/bundle.yaml") << fmt::format(
       "name: {0}\nversion: 1.0.0\nclass: cca\nsummary: Of a test.\nlicense: Dual BSD/GPL\nobjects: [{0}.bpf.o]\n"
-      "kernel: {{min: \"6.12\"}}\nhooks: [{1}]\nsignals: {{ecn: ignores, delay: false, loss: true}}\n"
+      "kernel: {{min: \"6.12\"}}\nhooks: [{1}]\nsignals: {{ecn: {2}, delay: false, loss: true}}\n"
       "transitions: [{{from: \"*\"}}, {{to: \"*\"}}]\n",
-      name, hooks);
+      name, hooks, ecn);
   return {};
 }
 

@@ -120,7 +120,8 @@ class Agent {
   Status copy_bundle(const std::string& from, const std::string& version,
                      const std::vector<std::pair<std::string, std::string>>& edits = {}) const;
   // A CCA bundle without parameters of one of this folder's objects.
-  Status make_bundle(const std::string& name, const std::string& object, const std::string& hooks) const;
+  Status make_bundle(const std::string& name, const std::string& object, const std::string& hooks,
+                     const std::string& ecn = "ignores") const;
 
   // What the words of a policy are in the kernel. Of a bundle: the name that the agent tells once, and the id of the pinned
   // struct_ops map. A native CCA has no map.

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "agent/audit.h"
 #include "agent/engine.h"
 #include "base/log.h"
 #include "bundle/catalog.h"
@@ -427,6 +428,216 @@ TEST_F(AgentSim, a_detached_hook_is_attached_again) {
   const auto pending = host.engine->maintain();
   ASSERT_TRUE(pending) << pending.error().message();
   EXPECT_TRUE(host.kernel.hook());
+}
+
+// ---- damage by others ----
+
+// What somebody can do to a host that runs the first policy.
+struct Damage {
+  const char* name;
+  const char* kind;  // of v1::Repair
+  void (*strike)(SimKernel& kernel);
+};
+constexpr Damage kDamages[] = {
+    {"detached", "hook", [](SimKernel& kernel) { kernel.detach_by_somebody(); }},
+    {"unpinned", "pins", [](SimKernel& kernel) { kernel.unpin_by_somebody("policy/iter/sl_iter_migrate"); }},
+    {"detached and unpinned", "pins",
+     [](SimKernel& kernel) {
+       kernel.detach_by_somebody();
+       kernel.unpin_by_somebody("policy/link/sockops");
+       kernel.unpin_by_somebody("policy/programs/sl_selector");
+     }},
+};
+
+uint64_t events_of(Host& host, const std::string& kind) {
+  const auto events = host.store.events(0, 1000);
+  return static_cast<uint64_t>(std::ranges::count(*events, kind, &agent::EventRecord::kind));
+}
+uint64_t found(Host& host, const std::string& kind) {
+  for (const auto& repair : host.engine->repairs())
+    if (repair.kind() == kind) return repair.found();
+  ADD_FAILURE() << "no count of " << kind;
+  return 0;
+}
+
+TEST_F(AgentSim, damage_is_told_of_counted_and_mended_at_the_next_look) {
+  for (const auto& damage : kDamages) {
+    SCOPED_TRACE(damage.name);
+    Host host(bundles_, seed_);
+    ASSERT_TRUE(host.start());
+    ASSERT_TRUE(host.run(Op::kApplyFirst));
+    EXPECT_EQ(found(host, damage.kind), 0u);
+    damage.strike(host.kernel);
+    const auto before = agent::status_report(*host.engine, false);
+    ASSERT_TRUE(before);
+    EXPECT_EQ(before->state(), "degraded");
+    const auto audit = agent::audit_report(*host.engine, false);
+    ASSERT_TRUE(audit);
+    EXPECT_EQ(audit->verdict(), "detached");
+
+    ASSERT_TRUE(host.engine->maintain());
+    EXPECT_TRUE(host.kernel.whole());
+    expect_state(host, State::kFirst, damage.name);
+    EXPECT_EQ(events_of(host, "damaged"), 1u);
+    EXPECT_EQ(events_of(host, "repaired"), 1u);
+    EXPECT_EQ(found(host, damage.kind), 1u);
+    const auto after = agent::status_report(*host.engine, false);
+    ASSERT_TRUE(after);
+    EXPECT_EQ(after->state(), "active") << after->problems(0);
+    const auto again = agent::audit_report(*host.engine, false);
+    ASSERT_TRUE(again);
+    EXPECT_EQ(again->verdict(), "repaired") << "somebody did it, and may do it again";
+  }
+}
+
+TEST_F(AgentSim, a_repair_that_dies_or_is_refused_at_any_point_is_made_in_the_end) {
+  uint64_t schedules = 0;
+  for (const auto& damage : kDamages) {
+    Host trial(bundles_, seed_);
+    ASSERT_TRUE(trial.start());
+    ASSERT_TRUE(trial.run(Op::kApplyFirst));
+    damage.strike(trial.kernel);
+    const uint64_t before = trial.chaos.passed();
+    ASSERT_TRUE(trial.engine->maintain());
+    const uint64_t points = trial.chaos.passed() - before;
+    for (const auto mode : {Chaos::Mode::kCrash, Chaos::Mode::kFail}) {
+      for (uint64_t point = 1; point <= points && !HasFailure(); ++point) {
+        const std::string schedule = fmt::format("seed {} {}: {} at point {}", seed_ + point, damage.name,
+                                                 mode == Chaos::Mode::kCrash ? "dies" : "is refused", point);
+        Host host(bundles_, seed_ + point);
+        ASSERT_TRUE(host.start()) << schedule;
+        ASSERT_TRUE(host.run(Op::kApplyFirst)) << schedule;
+        damage.strike(host.kernel);
+        host.chaos.arm(mode, point);
+        bool died = false;
+        try {
+          (void)host.engine->maintain();
+        } catch (const SimCrash&) {
+          died = true;
+        }
+        host.chaos.disarm();
+        if (died) {
+          ASSERT_TRUE(host.start()) << schedule;
+        }
+        const auto looked = host.engine->maintain();
+        ASSERT_TRUE(looked) << schedule << ": " << looked.error().message();
+        EXPECT_TRUE(host.kernel.whole()) << schedule;
+        expect_state(host, State::kFirst, schedule);
+        ++schedules;
+      }
+    }
+  }
+  EXPECT_GT(schedules, 100u);
+}
+
+TEST_F(AgentSim, a_repair_that_cannot_be_made_yet_is_told_of_once_and_tried_again) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  host.kernel.detach_by_somebody();
+  host.kernel.hook_full = true;
+  for (int look = 0; look < 3; ++look) {
+    const auto looked = host.engine->maintain();
+    ASSERT_FALSE(looked);
+    EXPECT_EQ(looked.error().code, Code::kExhausted);
+  }
+  EXPECT_EQ(events_of(host, "damaged"), 1u);
+  EXPECT_EQ(events_of(host, "repair-failed"), 1u);
+  EXPECT_EQ(found(host, "hook"), 1u);
+  host.kernel.hook_full = false;
+  ASSERT_TRUE(host.engine->maintain());
+  expect_state(host, State::kFirst, "after somebody made room");
+  EXPECT_EQ(events_of(host, "repaired"), 1u);
+  // The next time is a new damage.
+  host.kernel.detach_by_somebody();
+  ASSERT_TRUE(host.engine->maintain());
+  EXPECT_EQ(found(host, "hook"), 2u);
+}
+
+// ---- who overrules us ----
+
+agent::HookProgram foreign_program(uint32_t id, const std::string& cgroup, agent::HookProgram::Order order,
+                                   std::vector<bpfio::CallbackActs> acts) {
+  agent::HookProgram program;
+  program.prog_id = id;
+  program.name = fmt::format("other_{}", id);
+  program.cgroup = cgroup;
+  program.order = order;
+  program.acts = std::move(acts);
+  program.holders = {"process 7 (other)"};
+  return program;
+}
+bpfio::CallbackActs sets(const std::string& cca) {
+  bpfio::CallbackActs at{4, "active_established", {}};
+  at.acts.sets_cca = true;
+  at.acts.cca_names = {cca};
+  return at;
+}
+
+TEST_F(AgentSim, sockets_are_laid_at_the_door_of_the_program_that_can_have_done_it_and_no_other) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  host.kernel.cgroups = {{1, "/cg/a"}, {2, "/cg/b"}, {3, "/elsewhere"}};
+  using Order = agent::HookProgram::Order;
+  host.kernel.foreign = {foreign_program(11, "/cg/a", Order::kAfter, {sets("vegas")}),
+                         foreign_program(12, "/cg", Order::kAfter, {sets("reno")}),
+                         foreign_program(13, "/cg", Order::kBefore, {sets("reno")}),
+                         foreign_program(14, "/cg/b", Order::kAfter, {sets("reno")})};
+  const auto open = [&](uint64_t cgroup, const std::string& runs) {
+    auto& socket = host.kernel.open_connection("10.2.0.7");  // cubic.1.0.0 by the policy
+    socket.cgroup_id = cgroup;
+    if (runs.empty()) return;
+    socket.cca = runs;
+    socket.map_id = 0;
+  };
+  open(1, "");
+  open(1, "vegas");  // 11 alone
+  open(1, "reno");   // 12 alone: 13 runs before ours, 14 is not theirs
+  open(1, "reno");
+  open(2, "reno");   // 12 or 14
+  open(2, "vegas");  // nobody
+  open(3, "reno");   // not ours to see
+
+  const auto report = agent::audit_report(*host.engine, true);
+  ASSERT_TRUE(report) << report.error().message();
+  EXPECT_EQ(report->verdict(), "overridden");
+  std::map<std::string, uint64_t> groups;
+  for (const auto& group : report->overridden()) {
+    EXPECT_EQ(group.kind(), "cca");
+    EXPECT_EQ(group.rule(), "far");
+    EXPECT_EQ(group.wanted(), "cubic.1.0.0");
+    std::string key = group.runs();
+    for (const uint32_t id : group.prog_ids()) key += fmt::format(" {}", id);
+    groups[key] = group.sockets();
+  }
+  EXPECT_EQ(groups, (std::map<std::string, uint64_t>{{"vegas 11", 1}, {"reno 12", 2}, {"reno 12 14", 1}, {"vegas", 1}}));
+  std::map<uint32_t, std::pair<std::string, uint64_t>> programs;
+  for (const auto& program : report->hooks(0).list()) programs[program.prog_id()] = {program.verdict(), program.sockets()};
+  EXPECT_EQ(programs[11], std::pair(std::string("overrides"), uint64_t{1}));
+  EXPECT_EQ(programs[12], std::pair(std::string("overrides"), uint64_t{2}));
+  EXPECT_EQ(programs[13], std::pair(std::string("harmless"), uint64_t{0}));
+  EXPECT_EQ(programs[14], std::pair(std::string("can override"), uint64_t{0}));
+  EXPECT_THAT(report->problems(), testing::Contains(testing::HasSubstr("own setsockopt(TCP_CONGESTION)")));
+  EXPECT_THAT(report->problems(), testing::Contains(testing::HasSubstr("other_11 (id 11)")));
+  EXPECT_THAT(report->problems(), testing::Contains(testing::HasSubstr("process 7 (other)")));
+}
+
+TEST_F(AgentSim, an_audit_of_a_host_without_others_is_clean_and_without_a_policy_idle) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  auto report = agent::audit_report(*host.engine, true);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict(), "idle");
+  ASSERT_TRUE(host.run(Op::kApplyFirst));
+  for (const auto& expected : kExpected) host.kernel.open_connection(expected.remote);
+  host.kernel.listen();
+  report = agent::audit_report(*host.engine, true);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->verdict(), "clean");
+  EXPECT_EQ(report->problems_size(), 0);
+  EXPECT_EQ(report->overridden_size(), 0);
+  EXPECT_EQ(report->hooks(0).programs(), 1u);
 }
 
 }  // namespace

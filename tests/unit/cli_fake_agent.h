@@ -117,6 +117,7 @@ class FakeAgent final : public v1::Agent::Service {
   v1::ExplainReply explain;
   v1::CcasReply ccas;
   v1::DoctorReply doctor;
+  v1::AuditReply audit;
   std::vector<v1::Progress> progress;
   std::vector<v1::Sockets> sockets;
   std::vector<v1::Event> events;
@@ -132,6 +133,7 @@ class FakeAgent final : public v1::Agent::Service {
   v1::CcasRequest ccas_request;
   v1::MigrateRequest migrate_request;
   v1::RollbackRequest rollback_request;
+  v1::AuditRequest audit_request;
   v1::EventsRequest events_request;
   v1::DownRequest down_request;
 
@@ -193,6 +195,11 @@ class FakeAgent final : public v1::Agent::Service {
   }
   grpc::Status GetDoctor(grpc::ServerContext*, const v1::DoctorRequest*, v1::DoctorReply* reply) override {
     *reply = doctor;
+    return end();
+  }
+  grpc::Status GetAudit(grpc::ServerContext*, const v1::AuditRequest* request, v1::AuditReply* reply) override {
+    audit_request = *request;
+    *reply = audit;
     return end();
   }
   grpc::Status ListEvents(grpc::ServerContext*, const v1::EventsRequest* request,
