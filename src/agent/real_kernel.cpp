@@ -330,20 +330,25 @@ Result<std::string> RealKernel::cgroup_path(uint64_t id) { return net::cgroup_pa
 // Read without the lock where it can be: a look at other processes' descriptors takes a while.
 Result<Audit> RealKernel::audit() {
   Audit audit;
-  AuditedCgroup where{cgroup2_, attach_cgroup(), 0, 0};
+  std::vector<HookState> own_hooks;
   std::set<uint32_t> own_ccas;
   {
     const std::lock_guard lock(mutex_);
     SLUICE_TRY(observed, observe());
     audit.missing_pins = observed.missing_pins;
     audit.hook_loss = observed.hook_loss;
-    for (const auto& hook : observed.hooks)
-      if (hook.ours) where.own_link = hook.link_id, where.own_program = hook.prog_id;
+    own_hooks = std::move(observed.hooks);
     for (const auto& cca : observed.ccas) own_ccas.insert(cca.map_id);
   }
   SLUICE_CHECK(bpfio::require(bpfio::FeatureId::kCgroup2, {options_.proc_root, "/sys"}));
   SLUICE_TRY(holders, bpfio::find_holders(options_.proc_root));
   for (const auto& hook : kAuditedHooks) {
+    AuditedCgroup where{cgroup2_, attach_cgroup(), 0, 0};
+    for (const auto& own : own_hooks) {
+      if (!own.ours || own.name != hook.name) continue;
+      where.own_link = own.link_id;
+      where.own_program = own.prog_id;
+    }
     SLUICE_TRY(found, audit_hook(hook, where, holders));
     audit.hooks.push_back(std::move(found));
   }

@@ -50,6 +50,7 @@ expect "sockets without a policy" 4 'no policy' "$bin/sluice" sockets
 expect "migrate without a policy" 4 'no policy' "$bin/sluice" migrate
 expect "rollback without a policy" 4 'no policy' "$bin/sluice" rollback
 expect "cca list shows the native ones" 0 'reno' "$bin/sluice" cca list
+expect "audit reads the hook without a policy" 0 'idle' "$bin/sluice" audit
 expect "events tell of the start" 0 'started' "$bin/sluice" events
 expect "bundle list needs no kernel feature" 0 'cubic' "$bin/sluice" bundle list
 expect "a document with an error is still refused by line" 1 'bad\.yaml:[0-9]+:[0-9]+' bash -c "printf 'kind: Hots\n' >$tmp/bad.yaml; '$bin/sluice' apply $tmp/bad.yaml"
