@@ -66,7 +66,9 @@ std::string_view order_name(HookProgram::Order order) {
   panic("an order without a name", __FILE__, __LINE__);
 }
 
-std::string program_text(const v1::HookProgram& program) { return fmt::format("{} (id {})", program.name(), program.prog_id()); }
+std::string program_text(const v1::HookProgram& program) {
+  return fmt::format("{} (id {})", program.name(), program.prog_id());
+}
 
 const AuditedHook& hook_named(const std::string& name) {
   for (const auto& hook : kAuditedHooks)
@@ -76,7 +78,7 @@ const AuditedHook& hook_named(const std::string& name) {
 
 // What a socket must run by the policy in force.
 struct Wanted {
-  std::string cca;       // "" = nothing is wanted of it, or we do not judge it
+  std::string cca;  // "" = nothing is wanted of it, or we do not judge it
   std::string rule;
   std::string lost_ecn;  // the rule's own CCA, where the fallback stands in for want of ECN
 };
@@ -152,7 +154,8 @@ class SocketJudge {
     const auto found = verdicts_.find(socket.rule_id);
     if (socket.rule_id == 0 || found == verdicts_.end()) return {};
     const sl_verdict& verdict = *found->second;
-    const std::string rule = socket.rule_id < view_->compiled.rule_labels.size() ? view_->compiled.rule_labels[socket.rule_id] : "";
+    const std::string rule =
+        socket.rule_id < view_->compiled.rule_labels.size() ? view_->compiled.rule_labels[socket.rule_id] : "";
     if ((socket.sock_flags & SL_SOCK_ECN_FALLBACK) != 0) return {verdict.fallback, rule, verdict.cca};
     return {verdict.cca, rule, ""};
   }
@@ -171,7 +174,8 @@ class SocketJudge {
 
   std::string cause(bool ecn, const std::set<uint32_t>& by) const {
     if (by.empty())
-      return "unexplained: the application's own setsockopt(TCP_CONGESTION), or opened while our program was not attached or before "
+      return "unexplained: the application's own setsockopt(TCP_CONGESTION), or opened while our program was not attached or "
+             "before "
              "the policy; `sluice migrate` corrects them, or says why not";
     std::vector<std::string> names;
     for (const uint32_t id : by)
@@ -225,13 +229,15 @@ void own_problems(const View& view, const Observed& observed, v1::AuditReply& re
     reply.add_problems("the selection pipeline is not in the kernel; the agent puts it back, `sluice events` says how it went");
   } else if (!observed.hooks_attached) {
     detached = true;
-    reply.add_problems(fmt::format("the sockops program is not attached: {}; the agent attaches it again, `sluice events` says how it "
-                                   "went",
-                                   observed.hook_loss));
+    reply.add_problems(
+        fmt::format("the sockops program is not attached: {}; the agent attaches it again, `sluice events` says how it "
+                    "went",
+                    observed.hook_loss));
   }
   if (!observed.missing_pins.empty()) {
     detached = true;
-    reply.add_problems(fmt::format("pins of ours are gone: {}; the agent makes them anew", fmt::join(observed.missing_pins, ", ")));
+    reply.add_problems(
+        fmt::format("pins of ours are gone: {}; the agent makes them anew", fmt::join(observed.missing_pins, ", ")));
   }
 }
 
@@ -268,7 +274,8 @@ Judgement judge(const HookProgram& program, const AuditedHook& hook) {
       // Ours writes a yes and never a no: an earlier yes stands where ours says nothing.
       const bool other_than_no = can.other_reply || std::ranges::any_of(can.replies, [](uint32_t reply) { return reply != 0; });
       note("answers " + replies_text(can), callback, ours_answers && beside_ours && (after || other_than_no));
-      const bool other_than_yes = can.other_reply || std::ranges::any_of(can.replies, [](uint32_t reply) { return reply != 1; });
+      const bool other_than_yes =
+          can.other_reply || std::ranges::any_of(can.replies, [](uint32_t reply) { return reply != 1; });
       result.loses_ecn |= ours_answers && after && other_than_yes;
     }
     if (can.returns_zero && ours_answers) {

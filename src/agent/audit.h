@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// `sluice audit`: from the programs on our hooks and the sockets as they are to who overrules us. Judging is pure; audit_report()
-// reads the kernel.
+// `sluice audit`: from the programs on our hooks and the sockets as they are to who overrules us. Judging is pure;
+// audit_report() reads the kernel.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,8 @@ void add_cgroup(v1::DoctorReply& reply, const DoctorOptions& options) {
     names += fmt::format("{}{} (id {})", names.empty() ? "" : ", ", program.name, program.prog_id);
   const bool full = programs->size() >= bpfio::kCgroupProgramsMax;
   add(reply, "sockops-programs", full ? "warning" : "ok",
-      fmt::format("{} of {} possible on the root cgroup, in this order: {}", programs->size(), bpfio::kCgroupProgramsMax, names),
+      fmt::format("{} of {} possible on the root cgroup, in this order: {}", programs->size(), bpfio::kCgroupProgramsMax,
+                  names),
       "programs of others may overrule what ours decided (`sluice audit`); a full hook takes no more",
       full ? "detach one that nobody needs, or attach ours elsewhere with --cgroup" : "");
 }

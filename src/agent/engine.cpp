@@ -843,7 +843,8 @@ std::optional<Engine::Fault> Engine::find_fault(const View& view, const Observed
                                                 const std::map<std::string, uint64_t>& cgroups) {
   if (!observed.policy_loaded) return Fault{kDamagePins, "pins of the selection pipeline are missing"};
   if (!observed.missing_pins.empty())
-    return Fault{kDamagePins, fmt::format("pins of the selection pipeline are missing: {}", fmt::join(observed.missing_pins, ", "))};
+    return Fault{kDamagePins,
+                 fmt::format("pins of the selection pipeline are missing: {}", fmt::join(observed.missing_pins, ", "))};
   if (!observed.policy_current) return Fault{{}, "this agent comes with another version of the selection pipeline"};
   if (!observed.hooks_attached) return Fault{kDamageHook, "the sockops program is not attached: " + observed.hook_loss};
   for (const auto& item : view.compiled.bundles) {

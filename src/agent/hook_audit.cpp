@@ -118,7 +118,8 @@ class HookWalk {
   }
 
   bool ours(const Attached& item) const {
-    return where_.own_link != 0 && (item.link_id == where_.own_link || (item.link_id == 0 && item.prog_id == where_.own_program));
+    return where_.own_link != 0 &&
+           (item.link_id == where_.own_link || (item.link_id == 0 && item.prog_id == where_.own_program));
   }
   static bool same(const Attached& a, const Attached& b) {
     return a.prog_id == b.prog_id && a.link_id == b.link_id && a.cgroup == b.cgroup;

@@ -29,8 +29,8 @@ inline constexpr AuditedHook kAuditedHooks[] = {
 };
 
 struct AuditedCgroup {
-  std::string cgroup2;  // the mount
-  std::string folder;   // where our program is attached, or should be
+  std::string cgroup2;                     // the mount
+  std::string folder;                      // where our program is attached, or should be
   uint32_t own_link = 0, own_program = 0;  // 0 = not attached
 };
 Result<HookAudit> audit_hook(const AuditedHook& hook, const AuditedCgroup& where, const bpfio::Holders& holders);

@@ -89,8 +89,9 @@ struct HookProgram {
   uint32_t uid = 0;          // who loaded it
   std::string cgroup;        // that it is attached to
   uint32_t attach_flags = 0;
-  Order order = Order::kBeside;      // as its sockets meet it
-  std::vector<std::string> holders;  // of the program or its link: "process 812 (agent)", "pin /sys/fs/bpf/x"; empty = none was found
+  Order order = Order::kBeside;  // as its sockets meet it
+  std::vector<std::string>
+      holders;  // of the program or its link: "process 812 (agent)", "pin /sys/fs/bpf/x"; empty = none was found
   std::vector<bpfio::CallbackActs> acts;
 };
 

@@ -278,8 +278,10 @@ Status PinnedPolicy::attach(const std::string& cgroup) {
   SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
   auto folder = open_file(cgroup, O_RDONLY | O_DIRECTORY);
   if (!folder)
-    return fail(std::move(folder).error().within("the cgroup of the hook").fix(
-        "make it again, or start the agent with another --cgroup"));
+    return fail(std::move(folder)
+                    .error()
+                    .within("the cgroup of the hook")
+                    .fix("make it again, or start the agent with another --cgroup"));
   auto link = bpfio::Link::attach_cgroup(program, folder->get(), bpfio::CgroupHook::kSockOps);
   if (!link) {
     Error error = std::move(link).error().at(cgroup);

@@ -21,8 +21,8 @@ constexpr std::size_t kStepsMax = std::size_t{1} << 20;  // instructions looked 
 constexpr int kFrameBytes = 512;
 constexpr std::size_t kCcaNameMax = 15;
 // Of newer headers than Debian 12's.
-constexpr std::uint8_t kJumpCondition = 0xe0;   // BPF_JCOND
-constexpr std::int32_t kLoadAcquire = 0x100;    // BPF_LOAD_ACQ
+constexpr std::uint8_t kJumpCondition = 0xe0;  // BPF_JCOND
+constexpr std::int32_t kLoadAcquire = 0x100;   // BPF_LOAD_ACQ
 
 enum class Kind : std::uint8_t {
   kNothing,  // not set, or not to be read after a call
@@ -50,7 +50,7 @@ constexpr Value kUnknown{Kind::kUnknown, 0, 0};
 Value number_of(std::int64_t value) { return {Kind::kNumber, 0, value}; }
 
 struct State {
-  std::array<Value, 16> regs;  // as many as an instruction can name
+  std::array<Value, 16> regs;             // as many as an instruction can name
   std::map<std::int64_t, Value> spilled;  // pointers in the frame, by offset
   std::array<std::uint8_t, kFrameBytes> bytes{};
   std::bitset<kFrameBytes> known;  // of bytes
@@ -105,8 +105,7 @@ struct State {
   // A CCA's name at a place of the frame, as setsockopt takes it; nullopt = not known.
   std::optional<std::string> name_at(std::int64_t offset, const Value& length) const {
     std::string name;
-    const std::size_t most =
-        length.is_number() ? std::min(kCcaNameMax, static_cast<std::size_t>(length.number)) : kCcaNameMax;
+    const std::size_t most = length.is_number() ? std::min(kCcaNameMax, static_cast<std::size_t>(length.number)) : kCcaNameMax;
     while (name.size() < most) {
       const Value byte = load(offset + static_cast<std::int64_t>(name.size()), 1);
       if (!byte.is_number()) return std::nullopt;
@@ -217,9 +216,7 @@ class Reader {
   };
 
   static bool is_wide(const bpf_insn& insn) { return insn.code == (BPF_LD | BPF_IMM | BPF_DW); }
-  static bool is_jump(const bpf_insn& insn) {
-    return BPF_CLASS(insn.code) == BPF_JMP || BPF_CLASS(insn.code) == BPF_JMP32;
-  }
+  static bool is_jump(const bpf_insn& insn) { return BPF_CLASS(insn.code) == BPF_JMP || BPF_CLASS(insn.code) == BPF_JMP32; }
   static bool is_subprogram_call(const bpf_insn& insn) {
     return insn.code == (BPF_JMP | BPF_CALL) && insn.src_reg == BPF_PSEUDO_CALL;
   }
@@ -436,7 +433,7 @@ class Reader {
     const bool wide = BPF_CLASS(insn.code) == BPF_ALU64;
     const std::uint8_t operation = BPF_OP(insn.code);
     const Value by = BPF_SRC(insn.code) == BPF_X && operation != BPF_END && operation != BPF_NEG ? state.regs[insn.src_reg]
-                                                                                               : number_of(insn.imm);
+                                                                                                 : number_of(insn.imm);
     if (operation == BPF_MOV) {
       // With an offset it extends a sign; a pointer's half is none.
       if (insn.off != 0 || (!wide && !by.is_number()))
@@ -453,7 +450,8 @@ class Reader {
         into = kUnknown;
         return;
       }
-      into = number_of(wide ? static_cast<std::int64_t>(*result) : static_cast<std::int64_t>(static_cast<std::uint32_t>(*result)));
+      into =
+          number_of(wide ? static_cast<std::int64_t>(*result) : static_cast<std::int64_t>(static_cast<std::uint32_t>(*result)));
       return;
     }
     const bool moves = wide && (operation == BPF_ADD || operation == BPF_SUB);
@@ -515,7 +513,7 @@ class Reader {
   std::vector<bool> leader_;
   std::map<std::size_t, Block> blocks_;
   std::set<std::size_t> queue_;
-  std::map<std::size_t, Value> results_;                         // of functions, by their first instruction
+  std::map<std::size_t, Value> results_;                       // of functions, by their first instruction
   std::map<std::size_t, std::map<std::size_t, Block>> calls_;  // function -> where it is called, and the state after
   std::size_t steps_ = 0;
 };
@@ -541,7 +539,8 @@ Acts read_acts(std::span<const std::byte> instructions, const HookShape& shape, 
   if (code.empty())
     nothing.unread = "the kernel does not show its instructions";
   else if (code.size() > kReadableInstructions)
-    nothing.unread = fmt::format("it has {} instructions, more than the {} that can be followed", code.size(), kReadableInstructions);
+    nothing.unread =
+        fmt::format("it has {} instructions, more than the {} that can be followed", code.size(), kReadableInstructions);
   if (!nothing.unread.empty()) return nothing;
   std::memcpy(code.data(), instructions.data(), code.size() * sizeof(bpf_insn));
   return Reader(std::move(code), shape, op).run();

@@ -4,8 +4,8 @@
 // congestion control, answer NEEDS_ECN, return 0? Pure.
 //
 // A data-flow analysis over constants, once for each callback: only what can be reached while `op` has that value counts, so a
-// program that sets a CCA at ESTABLISHED is not taken for one that does at LISTEN. Where it cannot tell it says "can": an act may be
-// reported that a condition never lets happen; one that can happen is not left out, unless `unread` says why.
+// program that sets a CCA at ESTABLISHED is not taken for one that does at LISTEN. Where it cannot tell it says "can": an act
+// may be reported that a condition never lets happen; one that can happen is not left out, unless `unread` says why.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,11 @@
 namespace sluice::bpfio {
 
 struct Acts {
-  bool sets_cca = false;            // bpf_setsockopt(SOL_TCP, TCP_CONGESTION)
-  std::set<std::string> cca_names;  // those it can name
-  bool other_cca = false;           // ... and names that are not known
+  bool sets_cca = false;             // bpf_setsockopt(SOL_TCP, TCP_CONGESTION)
+  std::set<std::string> cca_names;   // those it can name
+  bool other_cca = false;            // ... and names that are not known
   bool sets_initial_window = false;  // bpf_setsockopt(SOL_TCP, TCP_BPF_IW)
-  std::set<std::uint32_t> replies;  // values stored to ctx->reply
+  std::set<std::uint32_t> replies;   // values stored to ctx->reply
   bool other_reply = false;
   bool returns_zero = false;  // can return 0: the kernel then takes no answer of any program
   std::string unread;         // why some of it could not be followed; empty = all of it was

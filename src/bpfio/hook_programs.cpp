@@ -50,9 +50,15 @@ constexpr Callback kNoCallback[] = {{0, {}}};
 
 // bpf_setsockopt(r1, SOL_TCP, TCP_CONGESTION, "", 16)
 constexpr std::array kSetCca = {
-    store_zero(BPF_REG_10, -16),       store_zero(BPF_REG_10, -8), set_imm(BPF_REG_2, IPPROTO_TCP),
-    set_imm(BPF_REG_3, TCP_CONGESTION), set_reg(BPF_REG_4, BPF_REG_10), add_imm(BPF_REG_4, -16),
-    set_imm(BPF_REG_5, kCcaNameBytes), call(BPF_FUNC_setsockopt),  set_imm(BPF_REG_0, 1),
+    store_zero(BPF_REG_10, -16),
+    store_zero(BPF_REG_10, -8),
+    set_imm(BPF_REG_2, IPPROTO_TCP),
+    set_imm(BPF_REG_3, TCP_CONGESTION),
+    set_reg(BPF_REG_4, BPF_REG_10),
+    add_imm(BPF_REG_4, -16),
+    set_imm(BPF_REG_5, kCcaNameBytes),
+    call(BPF_FUNC_setsockopt),
+    set_imm(BPF_REG_0, 1),
     leave(),
 };
 constexpr std::array kTouchSockOps = {
@@ -161,8 +167,8 @@ Result<HookShape> hook_shape(CgroupHook hook) {
   options.expected_attach_type = static_cast<bpf_attach_type>(attach_type(hook));
   UniqueFd fd(bpf_prog_load(entry.type, "sl_shape", "GPL", code.data(), code.size(), &options));
   if (!fd)
-    return fail(
-        libbpf_error(errno, fmt::format("cannot load a program for {}, to learn how the kernel rewrites them", to_string(hook))));
+    return fail(libbpf_error(
+        errno, fmt::format("cannot load a program for {}, to learn how the kernel rewrites them", to_string(hook))));
   SLUICE_TRY(program, Program::adopt(std::move(fd)));
   SLUICE_TRY(bytes, program.instructions());
   HookShape shape;

@@ -17,8 +17,8 @@ namespace sluice::bpfio {
 // A hook takes so many programs of one cgroup: BPF_CGROUP_MAX_PROGS, a constant of the kernel that it does not tell.
 inline constexpr std::uint32_t kCgroupProgramsMax = 64;
 
-// Loads a small program that does what read_acts() looks for, and reads how the kernel rewrote it: there is no other way to know
-// without its symbols.
+// Loads a small program that does what read_acts() looks for, and reads how the kernel rewrote it: there is no other way to
+// know without its symbols.
 Result<HookShape> hook_shape(CgroupHook hook);
 
 struct CallbackActs {

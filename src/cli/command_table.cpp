@@ -213,7 +213,8 @@ Command make_root() {
        .summary = "programs of others on our hooks, and what they overrule",
        .description =
            "Lists every program on the hooks we use, at our cgroup, above and below it, in the order in which the kernel runs "
-           "them: who holds it, what its instructions can do to a connection, and whether that overrules ours. Then the sockets "
+           "them: who holds it, what its instructions can do to a connection, and whether that overrules ours. Then the "
+           "sockets "
            "that do not run what the policy wants, with the program that can have done it, how much room the hook has, and how "
            "often our program was found detached since the agent started. Changes nothing.",
        .handler = run_audit,

@@ -431,9 +431,10 @@ std::string render_audit(const v1::AuditReply& reply, bool verbose, const Style&
       out += "\n";
       field(out, style, "program", fmt::format("{} (id {}), tag {}", program.name(), program.prog_id(), program.tag()));
       field(out, style, "loaded", fmt::format("{} by uid {}", utc_time(program.loaded_at_ns()), program.uid()));
-      field(out, style, "attached", fmt::format("to {}, {}, {}", dash(program.cgroup()),
-                                                program.link_id() == 0 ? "without a link" : fmt::format("link {}", program.link_id()),
-                                                program.attach_flags().empty() ? "exclusively" : program.attach_flags()));
+      field(out, style, "attached",
+            fmt::format("to {}, {}, {}", dash(program.cgroup()),
+                        program.link_id() == 0 ? "without a link" : fmt::format("link {}", program.link_id()),
+                        program.attach_flags().empty() ? "exclusively" : program.attach_flags()));
       for (const auto& holder : program.holders()) field(out, style, "held by", holder);
       for (const auto& act : program.acts()) field(out, style, "can", act);
       for (const auto& act : program.overrides()) field(out, style, "overrules", act);

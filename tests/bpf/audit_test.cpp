@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// The ground of `sluice audit` on the running kernel: what programs that a compiler made can do, who holds them, and the order in
-// which the kernel runs them at a cgroup, above and below it. Everything in scratch cgroups and a private bpffs.
+// The ground of `sluice audit` on the running kernel: what programs that a compiler made can do, who holds them, and the order
+// in which the kernel runs them at a cgroup, above and below it. Everything in scratch cgroups and a private bpffs.
 #include <bpf/bpf.h>
 #include <gmock/gmock.h>
 #include <linux/bpf.h>
@@ -178,7 +178,8 @@ class HookOrder : public testing::Test {
     return err;
   }
   HookAudit audit(std::uint32_t own_link, const std::string& own_program = "f_harmless") {
-    const AuditedCgroup where{must(net::find_cgroup2()), ours_, own_link, own_link == 0 ? 0 : must(object_.program(own_program)).id()};
+    const AuditedCgroup where{must(net::find_cgroup2()), ours_, own_link,
+                              own_link == 0 ? 0 : must(object_.program(own_program)).id()};
     return must(audit_hook(kAuditedHooks[0], where, must(bpfio::find_holders())));
   }
   static std::vector<std::pair<std::string, Order>> orders(const HookAudit& audit) {
@@ -209,10 +210,9 @@ TEST_F(HookOrder, programs_are_listed_as_the_kernel_runs_them) {
   EXPECT_TRUE(found.attached);
   EXPECT_EQ(found.programs, 3u);
   EXPECT_EQ(found.limit, 64u);
-  EXPECT_THAT(orders(found),
-              ElementsAre(std::pair("f_returns_0", Order::kBefore), std::pair("f_sets_windows", Order::kBefore),
-                          std::pair("f_harmless", Order::kOurs), std::pair("f_sets_reno", Order::kAfter),
-                          std::pair("f_clears_ecn", Order::kAfter)));
+  EXPECT_THAT(orders(found), ElementsAre(std::pair("f_returns_0", Order::kBefore), std::pair("f_sets_windows", Order::kBefore),
+                                         std::pair("f_harmless", Order::kOurs), std::pair("f_sets_reno", Order::kAfter),
+                                         std::pair("f_clears_ecn", Order::kAfter)));
   const auto& reno = named(found, "f_sets_reno");
   EXPECT_EQ(reno.cgroup, ours_);
   EXPECT_EQ(reno.link_id, links_[3].id());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// `sluice audit` on the running kernel: real programs of others on the hook of a real agent, real sockets that they take away, and
-// every way to take the agent's own program off its hook. The other programs are those of tests/bpf/foreign_sockops.bpf.c.
+// `sluice audit` on the running kernel: real programs of others on the hook of a real agent, real sockets that they take away,
+// and every way to take the agent's own program off its hook. The other programs are those of tests/bpf/foreign_sockops.bpf.c.
 #include <arpa/inet.h>
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>

@@ -580,10 +580,9 @@ TEST_F(AgentSim, sockets_are_laid_at_the_door_of_the_program_that_can_have_done_
   ASSERT_TRUE(host.run(Op::kApplyFirst));
   host.kernel.cgroups = {{1, "/cg/a"}, {2, "/cg/b"}, {3, "/elsewhere"}};
   using Order = agent::HookProgram::Order;
-  host.kernel.foreign = {foreign_program(11, "/cg/a", Order::kAfter, {sets("vegas")}),
-                         foreign_program(12, "/cg", Order::kAfter, {sets("reno")}),
-                         foreign_program(13, "/cg", Order::kBefore, {sets("reno")}),
-                         foreign_program(14, "/cg/b", Order::kAfter, {sets("reno")})};
+  host.kernel.foreign = {
+      foreign_program(11, "/cg/a", Order::kAfter, {sets("vegas")}), foreign_program(12, "/cg", Order::kAfter, {sets("reno")}),
+      foreign_program(13, "/cg", Order::kBefore, {sets("reno")}), foreign_program(14, "/cg/b", Order::kAfter, {sets("reno")})};
   const auto open = [&](uint64_t cgroup, const std::string& runs) {
     auto& socket = host.kernel.open_connection("10.2.0.7");  // cubic.1.0.0 by the policy
     socket.cgroup_id = cgroup;

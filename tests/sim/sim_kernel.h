@@ -88,9 +88,9 @@ class SimKernel final : public agent::Kernel {
   void detach_by_somebody() { hook_ = false; }
   void unpin_by_somebody(const std::string& pin) { missing_pins_.push_back(pin); }
   bool whole() const { return policy_ == Policy::kLoaded && missing_pins_.empty(); }
-  bool hook_full = false;                         // 64 programs of others
-  std::vector<agent::HookProgram> foreign;        // on our hook
-  std::map<uint64_t, std::string> cgroups;        // id -> folder
+  bool hook_full = false;                   // 64 programs of others
+  std::vector<agent::HookProgram> foreign;  // on our hook
+  std::map<uint64_t, std::string> cgroups;  // id -> folder
   uint64_t generation() const { return generation_; }
   std::string broken_invariant;  // the first one, with what was seen; empty = none
   std::vector<std::string> foreign_ccas;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Reading what a program can do (bpfio/acts.h), on instructions written by hand. The kernel's own are in tests/bpf/audit_test.cpp.
+// Reading what a program can do (bpfio/acts.h), on instructions written by hand. The kernel's own are in
+// tests/bpf/audit_test.cpp.
 #include <gmock/gmock.h>
 #include <linux/bpf.h>
 #include <netinet/in.h>
@@ -39,9 +40,7 @@ constexpr bpf_insn store_u64(unsigned base, std::int16_t offset, unsigned src) {
   return insn(BPF_STX | BPF_MEM | BPF_DW, base, src, offset, 0);
 }
 constexpr bpf_insn helper(std::int32_t immediate) { return insn(BPF_JMP | BPF_CALL, 0, 0, 0, immediate); }
-constexpr bpf_insn call_function(std::int16_t distance) {
-  return insn(BPF_JMP | BPF_CALL, 0, BPF_PSEUDO_CALL, distance, 0);
-}
+constexpr bpf_insn call_function(std::int16_t distance) { return insn(BPF_JMP | BPF_CALL, 0, BPF_PSEUDO_CALL, distance, 0); }
 constexpr std::int32_t word(const char (&text)[5]) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(text[0]) | static_cast<std::uint32_t>(text[1]) << 8 |
                                    static_cast<std::uint32_t>(text[2]) << 16 | static_cast<std::uint32_t>(text[3]) << 24);
@@ -57,10 +56,14 @@ Code operator+(Code a, const Code& b) {
 
 // setsockopt(r1, SOL_TCP, `option`, "reno" on the stack, 5)
 Code set_reno(std::int32_t option = TCP_CONGESTION) {
-  return {store_imm(BPF_W, BPF_REG_10, -8, word("reno")), store_imm(BPF_B, BPF_REG_10, -4, 0),
-          set_imm(BPF_REG_2, IPPROTO_TCP),                set_imm(BPF_REG_3, option),
-          set_reg(BPF_REG_4, BPF_REG_10),                 add_imm(BPF_REG_4, -8),
-          set_imm(BPF_REG_5, 5),                          helper(kSetSockOpt)};
+  return {store_imm(BPF_W, BPF_REG_10, -8, word("reno")),
+          store_imm(BPF_B, BPF_REG_10, -4, 0),
+          set_imm(BPF_REG_2, IPPROTO_TCP),
+          set_imm(BPF_REG_3, option),
+          set_reg(BPF_REG_4, BPF_REG_10),
+          add_imm(BPF_REG_4, -8),
+          set_imm(BPF_REG_5, 5),
+          helper(kSetSockOpt)};
 }
 const Code kReturnOne = {set_imm(BPF_REG_0, 1), leave()};
 
@@ -74,8 +77,9 @@ TEST(Acts, a_program_that_only_returns_1_can_do_nothing) { expect_nothing(read(k
 
 TEST(Acts, a_cca_is_set_at_the_callback_it_is_set_at_and_by_its_name) {
   const Code set = set_reno();
-  const Code code = Code{load_u32(BPF_REG_2, BPF_REG_1, kOp), jump_if_not(BPF_REG_2, 5, static_cast<std::int16_t>(set.size()))} +
-                    set + kReturnOne;
+  const Code code =
+      Code{load_u32(BPF_REG_2, BPF_REG_1, kOp), jump_if_not(BPF_REG_2, 5, static_cast<std::int16_t>(set.size()))} + set +
+      kReturnOne;
   const Acts acts = read(code, 5);
   EXPECT_TRUE(acts.sets_cca);
   EXPECT_THAT(acts.cca_names, ElementsAre("reno"));
@@ -143,8 +147,9 @@ TEST(Acts, where_the_kernel_hides_its_helpers_the_arguments_tell) {
   code[3] = set_imm(BPF_REG_3, TCP_MAXSEG);
   expect_nothing(read(code + kReturnOne, 5, hidden));
   // What a call before has left in the registers is no argument.
-  const Code later = {set_reg(BPF_REG_6, BPF_REG_1), set_imm(BPF_REG_2, IPPROTO_TCP), set_imm(BPF_REG_3, TCP_MAXSEG), helper(0),
-                      set_reg(BPF_REG_1, BPF_REG_6), helper(0)};
+  const Code later = {set_reg(BPF_REG_6, BPF_REG_1),  set_imm(BPF_REG_2, IPPROTO_TCP),
+                      set_imm(BPF_REG_3, TCP_MAXSEG), helper(0),
+                      set_reg(BPF_REG_1, BPF_REG_6),  helper(0)};
   expect_nothing(read(later + kReturnOne, 5, hidden));
 }
 
@@ -152,8 +157,7 @@ TEST(Acts, replies_are_read_with_their_values) {
   EXPECT_THAT(read(Code{store_imm(BPF_W, BPF_REG_1, kReply, 0)} + kReturnOne).replies, ElementsAre(0));
   EXPECT_THAT(read(Code{set_imm(BPF_REG_3, -1), store_u32(BPF_REG_1, kReply, BPF_REG_3)} + kReturnOne).replies,
               ElementsAre(0xffffffffu));
-  EXPECT_TRUE(
-      read(Code{load_u32(BPF_REG_3, BPF_REG_1, 40), store_u32(BPF_REG_1, kReply, BPF_REG_3)} + kReturnOne).other_reply);
+  EXPECT_TRUE(read(Code{load_u32(BPF_REG_3, BPF_REG_1, 40), store_u32(BPF_REG_1, kReply, BPF_REG_3)} + kReturnOne).other_reply);
   expect_nothing(read(Code{store_imm(BPF_W, BPF_REG_1, kReply + 4, 1)} + kReturnOne));
   expect_nothing(read(Code{store_imm(BPF_W, BPF_REG_10, -8, 1)} + kReturnOne));
 }
@@ -167,8 +171,8 @@ TEST(Acts, the_context_is_followed_through_the_stack) {
 TEST(Acts, a_return_of_zero_is_seen_also_where_it_is_one_of_several) {
   EXPECT_TRUE(read({set_imm(BPF_REG_0, 0), leave()}).returns_zero);
   EXPECT_TRUE(read({load_u32(BPF_REG_0, BPF_REG_1, 40), leave()}).returns_zero);
-  EXPECT_TRUE(read({set_imm(BPF_REG_0, 0), load_u32(BPF_REG_2, BPF_REG_1, 40), skip_if_zero(BPF_REG_2, 1), set_imm(BPF_REG_0, 1),
-                    leave()})
+  EXPECT_TRUE(read({set_imm(BPF_REG_0, 0), load_u32(BPF_REG_2, BPF_REG_1, 40), skip_if_zero(BPF_REG_2, 1),
+                    set_imm(BPF_REG_0, 1), leave()})
                   .returns_zero);
   EXPECT_FALSE(read({set_imm(BPF_REG_0, 0), load_u32(BPF_REG_2, BPF_REG_1, kOp), skip_if_zero(BPF_REG_2, 1),
                      set_imm(BPF_REG_0, 1), leave()})

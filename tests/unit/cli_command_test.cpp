@@ -410,18 +410,53 @@ To mend
   expect_json(agent.doctor);
 }
 
-const char* const kAudit = R"(
+const char* const kAudit = R"pb(
   verdict: "overridden"
   problems: "reno_setter (id 52) on sockops acts after or beside ours: sets CCA reno (state); ask its owner, process 812 (otherd)"
-  hooks { hook: "sockops" cgroup: "/sys/fs/cgroup" attached: true programs: 2 limit: 64
-    list { prog_id: 41 link_id: 7 name: "sl_sockops" tag: "0123456789abcdef" cgroup: "/sys/fs/cgroup" attach_flags: "multi" order: "ours"
-           holders: "pin /sys/fs/bpf/sluice/v1/default/policy/link/sockops" verdict: "ours" loaded_at_ns: 1700000000000000000 }
-    list { prog_id: 52 name: "reno_setter" tag: "fedcba9876543210" uid: 1000 cgroup: "/sys/fs/cgroup" order: "after"
-           holders: "process 812 (otherd)" acts: "sets CCA reno (state)" overrides: "sets CCA reno (state)" verdict: "overrides"
-           sockets: 1200 loaded_at_ns: 1700000000000000000 } }
+  hooks {
+    hook: "sockops"
+    cgroup: "/sys/fs/cgroup"
+    attached: true
+    programs: 2
+    limit: 64
+    list {
+      prog_id: 41
+      link_id: 7
+      name: "sl_sockops"
+      tag: "0123456789abcdef"
+      cgroup: "/sys/fs/cgroup"
+      attach_flags: "multi"
+      order: "ours"
+      holders: "pin /sys/fs/bpf/sluice/v1/default/policy/link/sockops"
+      verdict: "ours"
+      loaded_at_ns: 1700000000000000000
+    }
+    list {
+      prog_id: 52
+      name: "reno_setter"
+      tag: "fedcba9876543210"
+      uid: 1000
+      cgroup: "/sys/fs/cgroup"
+      order: "after"
+      holders: "process 812 (otherd)"
+      acts: "sets CCA reno (state)"
+      overrides: "sets CCA reno (state)"
+      verdict: "overrides"
+      sockets: 1200
+      loaded_at_ns: 1700000000000000000
+    }
+  }
   ccas { name: "vegas2" map_id: 90 link_id: 91 holders: "process 9 (lab)" }
-  overridden { kind: "cca" rule: "far" wanted: "cubic.1.0.0" runs: "reno" prog_ids: 52 cause: "reno_setter (id 52)" sockets: 1200 }
-  repairs { kind: "hook" found: 2 last_at_ns: 1700000000000000000 what: "the sockops program is not attached: x" })";
+  overridden {
+    kind: "cca"
+    rule: "far"
+    wanted: "cubic.1.0.0"
+    runs: "reno"
+    prog_ids: 52
+    cause: "reno_setter (id 52)"
+    sockets: 1200
+  }
+  repairs { kind: "hook" found: 2 last_at_ns: 1700000000000000000 what: "the sockops program is not attached: x" })pb";
 
 TEST_F(Commands, AuditNamesWhoOverrulesUsAndDegrades) {
   agent.audit = from_text<v1::AuditReply>(kAudit);
@@ -458,7 +493,8 @@ hook        2  2023-11-14 22:13:20Z  the sockops program is not attached: x
 }
 
 TEST_F(Commands, AnAuditWithoutAnythingIsNoFailure) {
-  agent.audit = from_text<v1::AuditReply>(R"(verdict: "clean" hooks { hook: "sockops" cgroup: "/" attached: true programs: 1 limit: 64 })");
+  agent.audit = from_text<v1::AuditReply>(
+      R"(verdict: "clean" hooks { hook: "sockops" cgroup: "/" attached: true programs: 1 limit: 64 })");
   EXPECT_EQ(cli({"audit", "--no-sockets"}), kOk);
   EXPECT_TRUE(agent.audit_request.skip_sockets());
   EXPECT_EQ(cli.out(), "clean\n\nsockops at /: attached, 1 of 64 programs\nno program\n");
