@@ -147,8 +147,6 @@ class SocketJudge {
   using Key = std::tuple<bool, std::string, std::string, std::string, std::set<uint32_t>>;  // ecn, rule, wanted, runs, by
 
   Wanted wanted_of(const SocketReport& socket) const {
-    // A stored decision of an earlier generation waits for its migration.
-    if (socket.origin != SL_ORIGIN_NONE && socket.generation != observed_.generation) return {};
     if (socket.state == kListen) return {view_->compiled.generation.listener_cca, "listeners", ""};
     if (socket.state != kEstablished && socket.state != kCloseWait) return {};
     const auto found = verdicts_.find(socket.rule_id);
@@ -156,7 +154,7 @@ class SocketJudge {
     const sl_verdict& verdict = *found->second;
     const std::string rule =
         socket.rule_id < view_->compiled.rule_labels.size() ? view_->compiled.rule_labels[socket.rule_id] : "";
-    if ((socket.sock_flags & SL_SOCK_ECN_FALLBACK) != 0) return {verdict.fallback, rule, verdict.cca};
+    if ((socket.flags & SL_REPORT_ECN_FALLBACK) != 0) return {verdict.fallback, rule, verdict.cca};
     return {verdict.cca, rule, ""};
   }
 
