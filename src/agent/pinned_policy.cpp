@@ -282,7 +282,15 @@ Status PinnedPolicy::attach(const std::string& cgroup) {
                     .error()
                     .within("the cgroup of the hook")
                     .fix("make it again, or start the agent with another --cgroup"));
-  auto link = bpfio::Link::attach_cgroup(program, folder->get(), bpfio::CgroupHook::kSockOps);
+  // The pin of a link may go while somebody holds the link: that one is taken back, or the program would run twice.
+  SLUICE_TRY(id, net::cgroup_id(cgroup));
+  SLUICE_TRY(links, bpfio::all_links());
+  const auto held = std::ranges::find_if(links, [&](const bpfio::LinkInfo& other) {
+    return other.type == bpfio::LinkType::kCgroup && other.attach_type == bpfio::attach_type(bpfio::CgroupHook::kSockOps) &&
+           other.cgroup_id == id && other.prog_id == program.id();
+  });
+  auto link = held != links.end() ? bpfio::Link::from_id(held->id)
+                                  : bpfio::Link::attach_cgroup(program, folder->get(), bpfio::CgroupHook::kSockOps);
   if (!link) {
     Error error = std::move(link).error().at(cgroup);
     if (error.sys_errno == E2BIG) error.what += full_hook(folder->get());

@@ -264,6 +264,20 @@ TEST_F(AgentAuditTest, pins_that_somebody_removed_are_made_anew_under_a_hook_tha
   EXPECT_EQ(status["state"], "active") << status["problems"];
 }
 
+TEST_F(AgentAuditTest, a_link_without_its_pin_is_taken_back_and_never_doubled) {
+  ASSERT_VALUE(applied, agent_->apply(kPolicy));
+  ASSERT_VALUE(path, pin("link/sockops"));
+  Fd held(::bpf_obj_get(path.c_str()));
+  ASSERT_TRUE(held);
+  ASSERT_EQ(::unlink(path.c_str()), 0);
+  ASSERT_NO_FATAL_FAILURE(await_event(*agent_, "repaired", "the pin of its link is gone"));
+  ASSERT_VALUE(again, pin("link/sockops"));
+  ASSERT_VALUE(programs, sockops_programs(topology_->cgroup()));
+  EXPECT_EQ(programs.size(), 1u);
+  ASSERT_VALUE(open, Connections::open(*topology_, 1));
+  expect_in_force(*agent_, kPolicy.uses);
+}
+
 TEST_F(AgentAuditTest, a_cgroup_that_went_is_missed_and_its_hook_is_back_when_it_is_made_again) {
   ASSERT_VALUE(idle, agent_->json({"down"}));
   ASSERT_OK(agent_->wait_exit());
