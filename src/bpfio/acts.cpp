@@ -242,7 +242,10 @@ class Reader {
     if (fresh || found->second.state.join(state)) queue_.insert(to);
   }
 
-  void give_up(std::string why) { acts_.unread = std::move(why); }
+  // The first reason stands.
+  void give_up(std::string why) {
+    if (acts_.unread.empty()) acts_.unread = std::move(why);
+  }
 
   void run_block(std::size_t at) {
     const std::size_t function = blocks_.at(at).function;
