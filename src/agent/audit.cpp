@@ -341,7 +341,7 @@ Result<v1::AuditReply> audit_report(Engine& engine, bool count_sockets) {
   }
   for (const auto& item : reply.overridden())
     if (item.prog_ids().empty())
-      reply.add_problems(fmt::format("{} socket{} of rule {} run {} instead of {}; {}", item.sockets(),
+      reply.add_problems(fmt::format("{} socket{} of {} run {} instead of {}; {}", item.sockets(),
                                      item.sockets() == 1 ? "" : "s", item.rule(), item.runs(), item.wanted(), item.cause()));
   for (const auto& cca : audit.ccas) {
     auto* out = reply.add_ccas();
