@@ -205,7 +205,7 @@ v1::HookProgram to_proto(const HookProgram& program, const Judgement& judgement,
   out.set_loaded_at_ns(program.loaded_at_ns);
   out.set_uid(program.uid);
   out.set_cgroup(program.cgroup);
-  out.set_attach_flags(bpfio::attach_flag_names(program.attach_flags));
+  out.set_attach_mode(std::string(bpfio::attach_mode(program.attach_flags)));
   out.set_order(std::string(order_name(program.order)));
   for (const auto& holder : program.holders) out.add_holders(holder);
   for (const auto& act : judgement.acts) out.add_acts(act);

@@ -134,13 +134,9 @@ Result<std::vector<CgroupProgram>> cgroup_programs(int cgroup_fd, CgroupHook hoo
   }
 }
 
-std::string attach_flag_names(std::uint32_t flags) {
-  constexpr std::pair<std::uint32_t, std::string_view> kNames[] = {
-      {BPF_F_ALLOW_OVERRIDE, "override"}, {BPF_F_ALLOW_MULTI, "multi"}, {BPF_F_PREORDER, "preorder"}};
-  std::string text;
-  for (const auto& [flag, name] : kNames)
-    if ((flags & flag) != 0) text += fmt::format("{}{}", text.empty() ? "" : " ", name);
-  return text;
+std::string_view attach_mode(std::uint32_t flags) {
+  if ((flags & BPF_F_ALLOW_MULTI) != 0) return "multi";
+  return (flags & BPF_F_ALLOW_OVERRIDE) != 0 ? "override" : "exclusive";
 }
 
 Result<std::vector<std::string>> available_ccas(const std::string& proc_root) {

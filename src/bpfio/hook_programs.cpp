@@ -68,7 +68,7 @@ constexpr std::array kTouchSockOps = {
 };
 constexpr std::array kTakeSocket = {load_u64(BPF_REG_1, BPF_REG_1, offsetof(bpf_sockopt, sk))};
 
-// What differs between hooks.
+// What differs between hooks. Not here: kGetSockOpt, whose programs may not call bpf_setsockopt.
 struct Hook {
   CgroupHook hook;
   bpf_prog_type type;
@@ -78,7 +78,6 @@ struct Hook {
 constexpr Hook kHooks[] = {
     {CgroupHook::kSockOps, BPF_PROG_TYPE_SOCK_OPS, kTouchSockOps, kSockOpsCallbacks},
     {CgroupHook::kSetSockOpt, BPF_PROG_TYPE_CGROUP_SOCKOPT, kTakeSocket, kNoCallback},
-    {CgroupHook::kGetSockOpt, BPF_PROG_TYPE_CGROUP_SOCKOPT, kTakeSocket, kNoCallback},
 };
 const Hook& entry_of(CgroupHook hook) {
   for (const Hook& entry : kHooks)

@@ -434,7 +434,7 @@ std::string render_audit(const v1::AuditReply& reply, bool verbose, const Style&
       field(out, style, "attached",
             fmt::format("to {}, {}, {}", dash(program.cgroup()),
                         program.link_id() == 0 ? "without a link" : fmt::format("link {}", program.link_id()),
-                        program.attach_flags().empty() ? "exclusively" : program.attach_flags()));
+                        program.attach_mode()));
       for (const auto& holder : program.holders()) field(out, style, "held by", holder);
       for (const auto& act : program.acts()) field(out, style, "can", act);
       for (const auto& act : program.overrides()) field(out, style, "overrules", act);

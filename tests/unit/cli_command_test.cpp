@@ -425,7 +425,7 @@ const char* const kAudit = R"pb(
       name: "sl_sockops"
       tag: "0123456789abcdef"
       cgroup: "/sys/fs/cgroup"
-      attach_flags: "multi"
+      attach_mode: "multi"
       order: "ours"
       holders: "pin /sys/fs/bpf/sluice/v1/default/policy/link/sockops"
       verdict: "ours"
@@ -437,6 +437,7 @@ const char* const kAudit = R"pb(
       tag: "fedcba9876543210"
       uid: 1000
       cgroup: "/sys/fs/cgroup"
+      attach_mode: "override"
       order: "after"
       holders: "process 812 (otherd)"
       acts: "sets CCA reno (state)"
@@ -487,7 +488,7 @@ hook        2  2023-11-14 22:13:20Z  the sockops program is not attached: x
   EXPECT_EQ(cli({"audit", "--verbose"}), kDegraded);
   EXPECT_THAT(cli.out(), HasSubstr("tag fedcba9876543210"));
   EXPECT_THAT(cli.out(), HasSubstr("by uid 1000"));
-  EXPECT_THAT(cli.out(), HasSubstr("without a link, exclusively"));
+  EXPECT_THAT(cli.out(), HasSubstr("without a link, override"));
   EXPECT_EQ(cli({"audit", "--output", "json"}), kDegraded);
   expect_json(agent.audit);
 }
