@@ -39,8 +39,8 @@ struct CgroupProgram {
 // In the order in which they run. `effective`: with those inherited from ancestors. kUnsupported without cgroup BPF.
 Result<std::vector<CgroupProgram>> cgroup_programs(int cgroup_fd, CgroupHook hook, bool effective);
 
-// "multi", "override" (a cgroup below may overrule it), "exclusive". Where a program asked to run (BPF_F_PREORDER, BPF_F_BEFORE) the
-// kernel does not tell: the effective order does.
+// "multi", "override" (a cgroup below may overrule it), "exclusive". Where a program asked to run (BPF_F_PREORDER,
+// BPF_F_BEFORE) the kernel does not tell: the effective order does.
 std::string_view attach_mode(std::uint32_t flags);
 
 // Algorithms that this namespace may select: net.ipv4.tcp_available_congestion_control (the kernel cuts the list near 128).

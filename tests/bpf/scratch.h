@@ -33,14 +33,14 @@ inline UniqueFd new_netns() {
 // A folder with a bpffs at bpffs(), in mounts that only this process sees: they end with it.
 class PrivateMounts : public testing::Environment {
  public:
-  static const std::string& dir() { return dir_; }
-  static std::string bpffs() { return dir_ + "/bpf"; }
+  static const std::string& dir() { return place(); }
+  static std::string bpffs() { return dir() + "/bpf"; }
 
   void SetUp() override {
     ASSERT_EQ(::geteuid(), 0U) << "this test needs root";
     std::string pattern = testing::TempDir() + "sluice-mounts-XXXXXX";
     ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
+    place() = pattern;
     std::filesystem::create_directory(bpffs());
     ASSERT_EQ(::unshare(CLONE_NEWNS), 0) << std::strerror(errno);
     ASSERT_EQ(::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr), 0) << std::strerror(errno);
@@ -48,11 +48,14 @@ class PrivateMounts : public testing::Environment {
   }
   void TearDown() override {
     ::umount2(bpffs().c_str(), MNT_DETACH);
-    std::filesystem::remove_all(dir_);
+    std::filesystem::remove_all(dir());
   }
 
  private:
-  inline static std::string dir_;
+  static std::string& place() {
+    static std::string path;
+    return path;
+  }
 };
 
 class ScratchCgroup {
