@@ -227,10 +227,7 @@ void own_problems(const View& view, const Observed& observed, v1::AuditReply& re
     reply.add_problems("the selection pipeline is not in the kernel; the agent puts it back, `sluice events` says how it went");
   } else if (!observed.hooks_attached) {
     detached = true;
-    reply.add_problems(
-        fmt::format("the sockops program is not attached: {}; the agent attaches it again, `sluice events` says how it "
-                    "went",
-                    observed.hook_loss));
+    reply.add_problems(observed.hook_loss + "; the agent attaches it again, `sluice events` says how it went");
   }
   if (!observed.missing_pins.empty()) {
     detached = true;

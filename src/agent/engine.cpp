@@ -412,8 +412,7 @@ Status Engine::verify(const Prepared& prepared) {
   if (observed.generation != prepared.transaction.target.generation)
     return refuse(
         fmt::format("generation {} is published, not {}", observed.generation, prepared.transaction.target.generation));
-  if (!observed.hooks_attached && !prepared.transaction.removes_everything)
-    return refuse("the sockops program is not attached");
+  if (!observed.hooks_attached && !prepared.transaction.removes_everything) return refuse(observed.hook_loss);
   for (const auto& item : prepared.compiled.bundles) {
     if (item.rolled_back) continue;
     const LoadedCca* loaded = observed.find(item.ref.text());
@@ -846,7 +845,7 @@ std::optional<Engine::Fault> Engine::find_fault(const View& view, const Observed
     return Fault{kDamagePins,
                  fmt::format("pins of the selection pipeline are missing: {}", fmt::join(observed.missing_pins, ", "))};
   if (!observed.policy_current) return Fault{{}, "this agent comes with another version of the selection pipeline"};
-  if (!observed.hooks_attached) return Fault{kDamageHook, "the sockops program is not attached: " + observed.hook_loss};
+  if (!observed.hooks_attached) return Fault{kDamageHook, observed.hook_loss};
   for (const auto& item : view.compiled.bundles) {
     const LoadedCca* loaded = observed.find(item.ref.text());
     if (!item.rolled_back && (loaded == nullptr || !loaded->registered))

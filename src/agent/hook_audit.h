@@ -26,6 +26,7 @@ struct AuditedHook {
 inline constexpr std::string_view kSockOpsSetsCcaAt[] = {"connect", "active_established", "passive_established", "listen"};
 inline constexpr AuditedHook kAuditedHooks[] = {
     {bpfio::CgroupHook::kSockOps, "sockops", kSockOpsSetsCcaAt, "needs_ecn"},
+    {bpfio::CgroupHook::kSetSockOpt, "setsockopt", {}, ""},
 };
 
 struct AuditedCgroup {

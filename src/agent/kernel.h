@@ -61,7 +61,7 @@ struct Observed {
   std::string policy_digest;
   std::vector<std::string> missing_pins;  // of that pipeline, taken away by somebody
   bool hooks_attached = false;
-  std::string hook_loss;    // why they are not
+  std::string hook_loss;    // what is not, and why
   uint64_t generation = 0;  // published; 0 = none
   std::vector<LoadedCca> ccas;
   std::vector<HookState> hooks;

@@ -17,17 +17,30 @@
 namespace sluice::agent {
 namespace {
 
-constexpr std::string_view kDispatcher = "sl_sockops";
 constexpr std::string_view kIterPrefix = "sl_iter_";
 constexpr std::string_view kReplacing = "replacing";  // instead of a digest; sorts after every digest
 // Maps that no CCA uses: a fresh one does as well.
-constexpr std::string_view kOwnMaps[] = {"sl_stages", "sl_handed", "sl_usage", "sl_iter_args", "sl_policy_counters"};
+constexpr std::string_view kOwnMaps[] = {"sl_stages",    "sl_handed",      "sl_usage",
+                                         "sl_iter_args", "sl_application", "sl_policy_counters"};
 const std::string kRoot = "policy/";
 const std::string kReady = kRoot + "ready/";
 const std::string kMaps = kRoot + "maps/";
 const std::string kIter = kRoot + "iter/";
 const std::string kPrograms = kRoot + "programs/";
-const std::string kHook = kRoot + "link/sockops";
+const std::string kLink = kRoot + "link/";
+
+// What is attached to the cgroup, in this order.
+struct Hook {
+  bpfio::CgroupHook type;
+  std::string_view name;  // of its pin
+  std::string_view program;
+  std::string pin() const { return kLink + std::string(name); }
+  std::string program_pin() const { return kPrograms + std::string(program); }
+};
+constexpr Hook kHooks[] = {
+    {bpfio::CgroupHook::kSockOps, "sockops", "sl_sockops"},
+    {bpfio::CgroupHook::kSetSockOpt, "setsockopt", "sl_setsockopt"},
+};
 
 // The shared maps that carry a contract, with the version this agent was built for.
 struct Schema {
@@ -70,8 +83,8 @@ Status fill_slot(const bpfio::MapFd& outer, const bpfio::MapSpec& prototype, uin
 }
 
 // Who is on a hook that takes no more.
-std::string full_hook(int cgroup_fd) {
-  const auto programs = bpfio::cgroup_programs(cgroup_fd, bpfio::CgroupHook::kSockOps, false);
+std::string full_hook(int cgroup_fd, bpfio::CgroupHook hook) {
+  const auto programs = bpfio::cgroup_programs(cgroup_fd, hook, false);
   if (!programs) return "";
   std::string text = fmt::format(": {} programs are there", programs->size());
   constexpr size_t kNamed = 5;
@@ -208,12 +221,13 @@ Status PinnedPolicy::replace_programs(const std::string& digest) {
   for (const auto& pin : before)
     if (pin.starts_with(kReady) && pin != replacing) SLUICE_CHECK(pins_.unpin(pin));
   SLUICE_CHECK(load_objects(replaced));
-  SLUICE_TRY(hooked, pins_.exists(kHook));
-  if (hooked) {
-    SLUICE_TRY(link, pins_.link(kHook));
+  for (const Hook& hook : kHooks) {
+    SLUICE_TRY(hooked, pins_.exists(hook.pin()));
+    if (!hooked) continue;
+    SLUICE_TRY(link, pins_.link(hook.pin()));
     SLUICE_TRY(info, link.info());
-    SLUICE_TRY(dispatcher, pins_.program(kPrograms + std::string(kDispatcher)));
-    if (info.cgroup_id != 0 && info.prog_id != 0) SLUICE_CHECK(link.update(dispatcher));
+    SLUICE_TRY(program, pins_.program(hook.program_pin()));
+    if (info.cgroup_id != 0 && info.prog_id != 0) SLUICE_CHECK(link.update(program));
   }
   SLUICE_CHECK(mark_ready(digest));
   return pins_.unpin(replacing);
@@ -263,66 +277,85 @@ Status PinnedPolicy::write_schemas(const bpfio::Object& object) {
 
 Status PinnedPolicy::unload() {
   SLUICE_TRY(pins, pins_.list());
-  // "ready" first: from then on the rest is debris, whatever happens. The hook next, so that no program runs without its maps.
+  // "ready" first: from then on the rest is debris, whatever happens. The hooks next, so that no program runs without its maps.
   for (const auto& pin : pins)
     if (pin.starts_with(kReady)) SLUICE_CHECK(pins_.unpin(pin));
   SLUICE_CHECK(detach());
   for (const auto& pin : pins)
-    if (pin.starts_with(kRoot) && !pin.starts_with(kReady) && pin != kHook) SLUICE_CHECK(pins_.unpin(pin));
+    if (pin.starts_with(kRoot) && !pin.starts_with(kReady) && !pin.starts_with(kLink)) SLUICE_CHECK(pins_.unpin(pin));
   return {};
 }
 
 Status PinnedPolicy::attach(const std::string& cgroup) {
-  SLUICE_TRY(now, attachment(cgroup));
-  if (now.link) return {};
-  SLUICE_TRY(program, pins_.program(kPrograms + std::string(kDispatcher)));
+  SLUICE_TRY(now, attachments(cgroup));
   auto folder = open_file(cgroup, O_RDONLY | O_DIRECTORY);
   if (!folder)
     return fail(std::move(folder)
                     .error()
                     .within("the cgroup of the hook")
                     .fix("make it again, or start the agent with another --cgroup"));
-  // The pin of a link may go while somebody holds the link: that one is taken back, or the program would run twice.
-  SLUICE_TRY(id, net::cgroup_id(cgroup));
-  SLUICE_TRY(links, bpfio::all_links());
-  const auto held = std::ranges::find_if(links, [&](const bpfio::LinkInfo& other) {
-    return other.type == bpfio::LinkType::kCgroup && other.attach_type == bpfio::attach_type(bpfio::CgroupHook::kSockOps) &&
-           other.cgroup_id == id && other.prog_id == program.id();
-  });
-  auto link = held != links.end() ? bpfio::Link::from_id(held->id)
-                                  : bpfio::Link::attach_cgroup(program, folder->get(), bpfio::CgroupHook::kSockOps);
-  if (!link) {
-    Error error = std::move(link).error().at(cgroup);
-    if (error.sys_errno == E2BIG) error.what += full_hook(folder->get());
-    return fail(std::move(error));
+  for (size_t i = 0; i < std::size(kHooks); ++i) {
+    const Hook& hook = kHooks[i];
+    if (now[i].link) continue;
+    SLUICE_TRY(program, pins_.program(hook.program_pin()));
+    // The pin of a link may go while somebody holds the link: that one is taken back, or the program would run twice.
+    SLUICE_TRY(id, net::cgroup_id(cgroup));
+    SLUICE_TRY(links, bpfio::all_links());
+    const auto held = std::ranges::find_if(links, [&](const bpfio::LinkInfo& other) {
+      return other.type == bpfio::LinkType::kCgroup && other.attach_type == bpfio::attach_type(hook.type) &&
+             other.cgroup_id == id && other.prog_id == program.id();
+    });
+    auto link =
+        held != links.end() ? bpfio::Link::from_id(held->id) : bpfio::Link::attach_cgroup(program, folder->get(), hook.type);
+    if (!link) {
+      Error error = std::move(link).error().at(cgroup);
+      if (error.sys_errno == E2BIG) error.what += full_hook(folder->get(), hook.type);
+      return fail(std::move(error));
+    }
+    SLUICE_CHECK(detach(hook.pin()));  // a link that somebody emptied, or elsewhere
+    SLUICE_CHECK(pins_.pin(*link, hook.pin()));
   }
-  SLUICE_CHECK(detach());  // a link that somebody emptied, or elsewhere
-  return pins_.pin(*link, kHook);
+  return {};
 }
 
 Status PinnedPolicy::detach() {
-  SLUICE_TRY(there, pins_.exists(kHook));
+  for (const Hook& hook : kHooks) SLUICE_CHECK(detach(hook.pin()));
+  return {};
+}
+
+Status PinnedPolicy::detach(const std::string& pin) {
+  SLUICE_TRY(there, pins_.exists(pin));
   if (!there) return {};
-  SLUICE_TRY(link, pins_.link(kHook));
+  SLUICE_TRY(link, pins_.link(pin));
   // Now, not when the last descriptor is gone: some tool may hold one.
   if (auto status = link.detach();
       !status && status.error().code != Code::kUnsupported && status.error().code != Code::kInvalid)
     return status;
-  return pins_.unpin(kHook);
+  return pins_.unpin(pin);
 }
 
-Result<PinnedPolicy::Attachment> PinnedPolicy::attachment(const std::string& cgroup) const {
-  SLUICE_TRY(there, pins_.exists(kHook));
-  if (!there) return Attachment{std::nullopt, "the pin of its link is gone"};
-  SLUICE_TRY(link, pins_.link(kHook));
-  SLUICE_TRY(info, link.info());
+Result<std::vector<PinnedPolicy::Attachment>> PinnedPolicy::attachments(const std::string& cgroup) const {
   const auto id = net::cgroup_id(cgroup);
-  if (!id) return Attachment{std::nullopt, fmt::format("the cgroup {} is gone", cgroup)};
-  // The kernel empties the link of a cgroup that goes, as of one that is detached.
-  if (info.cgroup_id == 0 || info.prog_id == 0)
-    return Attachment{std::nullopt, "it was detached by somebody, or its cgroup was removed and made anew"};
-  if (*id != info.cgroup_id) return Attachment{std::nullopt, "it is at another cgroup, of an agent with other options"};
-  return Attachment{std::move(info), ""};
+  std::vector<Attachment> list;
+  for (const Hook& hook : kHooks) {
+    Attachment& item = list.emplace_back(Attachment{hook.type, hook.name, std::nullopt, ""});
+    SLUICE_TRY(there, pins_.exists(hook.pin()));
+    if (!there) {
+      item.why = "the pin of its link is gone";
+      continue;
+    }
+    SLUICE_TRY(link, pins_.link(hook.pin()));
+    SLUICE_TRY(info, link.info());
+    if (!id)
+      item.why = fmt::format("the cgroup {} is gone", cgroup);
+    else if (info.cgroup_id == 0 || info.prog_id == 0)  // the kernel empties the link of a cgroup that goes, too
+      item.why = "it was detached by somebody, or its cgroup was removed and made anew";
+    else if (*id != info.cgroup_id)
+      item.why = "it is at another cgroup, of an agent with other options";
+    else
+      item.link = std::move(info);
+  }
+  return list;
 }
 
 Result<uint64_t> PinnedPolicy::generation() const {

@@ -52,10 +52,13 @@ class PinnedPolicy {
   Status attach(const std::string& cgroup);
   Status detach();
   struct Attachment {
+    bpfio::CgroupHook hook;
+    std::string_view name;                // "sockops"
     std::optional<bpfio::LinkInfo> link;  // nullopt: the hook is not ours now
     std::string why;                      // that it is not
   };
-  Result<Attachment> attachment(const std::string& cgroup) const;
+  // Of all our hooks.
+  Result<std::vector<Attachment>> attachments(const std::string& cgroup) const;
 
   Result<uint64_t> generation() const;
   Status publish(uint64_t generation);
@@ -70,6 +73,7 @@ class PinnedPolicy {
   Result<bpfio::Link> iterator(const std::string& name) const;
 
  private:
+  Status detach(const std::string& pin);
   Status load_fresh(const std::string& digest);
   Status replace_programs(const std::string& digest);
   Status load_objects(const std::vector<std::string>& replaced);

@@ -158,12 +158,17 @@ Result<Observed> RealKernel::observe() {
     }
     SLUICE_TRY(generation, policy_->generation());
     observed.generation = generation;
-    SLUICE_TRY(attached, policy_->attachment(attach_cgroup()));
-    observed.hooks_attached = attached.link.has_value();
-    observed.hook_loss = attached.why;
-    if (attached.link) {
+    SLUICE_TRY(attachments, policy_->attachments(attach_cgroup()));
+    observed.hooks_attached = true;
+    for (const auto& attached : attachments) {
+      if (!attached.link) {
+        if (observed.hooks_attached)
+          observed.hook_loss = fmt::format("the {} program is not attached: {}", attached.name, attached.why);
+        observed.hooks_attached = false;
+        continue;
+      }
       HookState hook;
-      hook.name = "sockops";
+      hook.name = attached.name;
       hook.link_id = attached.link->id;
       hook.prog_id = attached.link->prog_id;
       if (auto path = net::cgroup_path(cgroup2_, attached.link->cgroup_id)) hook.target = *path;
@@ -180,12 +185,14 @@ Result<Observed> RealKernel::observe() {
   // Others on the same hook, for the report: they run beside ours.
   const std::string& folder = attach_cgroup();
   if (auto fd = open_file(folder, O_RDONLY | O_DIRECTORY)) {
-    if (auto programs = bpfio::cgroup_programs(fd->get(), bpfio::CgroupHook::kSockOps, false)) {
+    for (const auto& audited : kAuditedHooks) {
+      auto programs = bpfio::cgroup_programs(fd->get(), audited.hook, false);
+      if (!programs) continue;
       for (const auto& program : *programs) {
-        const bool ours = !observed.hooks.empty() && observed.hooks.front().prog_id == program.prog_id;
-        if (ours) continue;
+        if (std::ranges::any_of(observed.hooks, [&](const HookState& hook) { return hook.prog_id == program.prog_id; }))
+          continue;
         HookState hook;
-        hook.name = "sockops (" + program.name + ")";
+        hook.name = fmt::format("{} ({})", audited.name, program.name);
         hook.prog_id = program.prog_id;
         hook.target = folder;
         hook.ours = false;

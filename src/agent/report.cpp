@@ -252,10 +252,7 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
     if (!observed.policy_loaded)
       problem("the selection pipeline is not in the kernel; `sluice apply` puts it back");
     else if (!observed.hooks_attached)
-      problem(fmt::format(
-          "the sockops program is not attached: new connections are not selected ({}); the agent attaches it again, "
-          "`sluice events` says how it went",
-          observed.hook_loss));
+      problem(observed.hook_loss + "; the agent attaches it again, `sluice events` says how it went");
     if (!observed.missing_pins.empty())
       problem(fmt::format("pins of ours are gone: {}; the agent makes them anew", fmt::join(observed.missing_pins, ", ")));
     if (observed.policy_loaded && observed.generation != view->desired.generation)

@@ -345,12 +345,14 @@ Result<Connections> Connections::open(const Topology& topology, int each, std::u
   return connections;
 }
 
-Status Connections::more(const Topology& topology, int each, const std::vector<Where>& where) {
+Status Connections::more(const Topology& topology, int each, const std::vector<Where>& where, const std::string& cca) {
   for (const Where place : where) {
-    SLUICE_TRY(client, Traffic::client(
-                           topology.host("a"),
-                           {"--bind", address("a", place), "--connect", with_port(address("b", place), port_), "--connections",
-                            std::to_string(each), "--hold", kTrafficSeconds, "--max-seconds", kTrafficSeconds}));
+    std::vector<std::string> arguments = {
+        "--bind",        address("a", place),  "--connect", with_port(address("b", place), port_),
+        "--connections", std::to_string(each), "--hold",    kTrafficSeconds,
+        "--max-seconds", kTrafficSeconds};
+    if (!cca.empty()) arguments.insert(arguments.end(), {"--cca", cca});
+    SLUICE_TRY(client, Traffic::client(topology.host("a"), std::move(arguments)));
     traffic_.insert(traffic_.begin(), std::move(client));  // clients go before their server
     count_ += each;
   }

@@ -153,8 +153,8 @@ class Connections {
   // `each` connections to b from a for every Where given, held until the destructor.
   static Result<Connections> open(const Topology& topology, int each, std::uint16_t port = kPort,
                                   const std::vector<Where>& where = {std::begin(kEverywhere), std::end(kEverywhere)});
-  // More of them, to the same server.
-  Status more(const Topology& topology, int each, const std::vector<Where>& where);
+  // More of them, to the same server; with `cca`, the client sets that TCP_CONGESTION before it connects.
+  Status more(const Topology& topology, int each, const std::vector<Where>& where, const std::string& cca = "");
   int count() const { return count_; }
 
  private:

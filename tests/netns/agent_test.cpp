@@ -86,6 +86,48 @@ TEST_F(AgentTest, apply_migrates_established_and_listening_sockets) {
   expect_in_force(next.uses);
 }
 
+// What a's ends of the connections to one place of b run, and who chose it: "reno application".
+Result<std::set<std::string>> chosen(const Agent& agent, Where where) {
+  SLUICE_TRY(reply, agent.json({"sockets"}));
+  std::set<std::string> found;
+  for (const auto& socket : reply["sockets"])
+    if (without_port(socket["remote"]) == address("b", where) && socket["state"] == "established")
+      found.insert(fmt::format("{} {}", socket["cca"].get<std::string>(), socket["origin"].get<std::string>()));
+  return found;
+}
+
+TEST_F(AgentTest, an_applications_own_choice_is_what_its_rule_makes_of_it) {
+  ASSERT_VALUE(open, Connections::open(*topology_, 1));
+  ASSERT_OK(open.more(*topology_, 1, {Where::kNear}, "reno"));  // older than the agent's hooks: nobody knows who chose
+  Policy policy = kPolicy;
+  policy.rules_before =
+      "  - {name: free, match: {locality: [intra_rack, intra_dc, intra_region]}, use: \"cubic@1.0.0\", application: respect}\n";
+  policy.uses.near = kCubic;
+  const std::string document = policy.document();
+  // The free rule takes what the near one would: it has to go.
+  const auto near = document.find("  - {name: near");
+  ASSERT_VALUE(applied, agent_->apply_text(document.substr(0, near) + document.substr(document.find('\n', near) + 1)));
+  EXPECT_TRUE(applied["migration"]["complete"].get<bool>()) << applied;
+  ASSERT_VALUE(cubic, agent_->identity(kCubic));
+  ASSERT_VALUE(before, chosen(*agent_, Where::kNear));
+  EXPECT_THAT(before, testing::ElementsAre(cubic.name + " policy"));
+
+  ASSERT_OK(open.more(*topology_, 2, {Where::kNear, Where::kNear6, Where::kFar}, "reno"));
+  for (const Where where : {Where::kNear, Where::kNear6}) {
+    ASSERT_VALUE(found, chosen(*agent_, where));
+    EXPECT_THAT(found, testing::ElementsAre(cubic.name + " policy", "reno application"));
+  }
+  ASSERT_VALUE(far, chosen(*agent_, Where::kFar));
+  EXPECT_THAT(far, testing::ElementsAre(cubic.name + " policy")) << "overridden";
+  ASSERT_VALUE(migrated, agent_->json({"migrate"}));
+  EXPECT_EQ(migrated["moved"], "0") << migrated;
+
+  ASSERT_VALUE(taken, agent_->apply(kPolicy));
+  ASSERT_VALUE(after, chosen(*agent_, Where::kNear));
+  EXPECT_THAT(after, testing::ElementsAre(kNative.substr(7) + " policy")) << "no rule respects it any more";
+  ASSERT_VALUE(down, agent_->json({"down"}));
+}
+
 TEST_F(AgentTest, two_versions_live_side_by_side_and_are_told_apart) {
   Policy policy = kPolicy;
   policy.bundles = {kCubic, kCubicNext};

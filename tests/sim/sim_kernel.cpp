@@ -22,7 +22,7 @@ Result<agent::Observed> SimKernel::observe() {
   if (observed.policy_loaded) observed.missing_pins = missing_pins_;
   observed.policy_digest = "sim";
   observed.hooks_attached = hook_;
-  if (!hook_) observed.hook_loss = "it was detached by somebody";
+  if (!hook_) observed.hook_loss = "the sockops program is not attached: it was detached by somebody";
   observed.generation = policy_ == Policy::kLoaded ? generation_ : 0;
   if (policy_ == Policy::kPartial) observed.debris.emplace_back("policy");
   for (const auto& [id, cca] : ccas_) {
