@@ -2,7 +2,8 @@
 #include "agent/plan.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+
+#include "agent/stored_json.h"
 
 namespace sluice::agent {
 namespace {
@@ -148,9 +149,10 @@ Result<policy::ParamAllocation> allocation_from_json(const std::string& text) {
   try {
     const auto parsed = nlohmann::json::parse(text);
     for (const auto& [name, sets] : parsed.items()) {
-      SLUICE_TRY(ref, bundle::parse_bundle_ref(name));
+      const auto ref = bundle::parse_bundle_ref(name);
+      if (!ref) return fail(Code::kCorrupt, "the stored parameter allocation names a bundle '{}'", name);
       for (const auto& [index, values] : sets.items())
-        allocation[ref][static_cast<uint32_t>(std::stoul(index))] = values.get<policy::ParamValues>();
+        allocation[*ref][static_cast<uint32_t>(std::stoul(index))] = stored_numbers(values);
     }
   } catch (const std::exception& e) {
     return fail(Code::kCorrupt, "the stored parameter allocation cannot be read: {}", e.what());

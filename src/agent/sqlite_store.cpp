@@ -4,6 +4,7 @@
 #include <SQLiteCpp/SQLiteCpp.h>
 #include <sqlite3.h>
 
+#include <algorithm>
 #include <filesystem>
 
 namespace sluice::agent {
@@ -131,6 +132,10 @@ Result<std::optional<Transaction>> SqliteStore::open_transaction() {
     Transaction transaction = std::move(*parsed);
     transaction.id = query.getColumn(0).getInt64();
     transaction.started = static_cast<size_t>(query.getColumn(2).getInt64());
+    if (transaction.started > transaction.steps.size())
+      return corrupt(
+          fail(Code::kCorrupt, "the journal says that {} of {} steps began", transaction.started, transaction.steps.size())
+              .value());
     return std::optional<Transaction>(std::move(transaction));
   });
 }
@@ -199,7 +204,7 @@ Result<std::vector<EventRecord>> SqliteStore::events(uint64_t after_id, uint32_t
         *database_, after_id == 0 ? "SELECT * FROM (SELECT id, time_ns, kind, severity, message FROM events "
                                     "WHERE id > ? ORDER BY id DESC LIMIT ?) ORDER BY id"
                                   : "SELECT id, time_ns, kind, severity, message FROM events WHERE id > ? ORDER BY id LIMIT ?");
-    query.bind(1, static_cast<int64_t>(after_id));
+    query.bind(1, static_cast<int64_t>(std::min<uint64_t>(after_id, INT64_MAX)));  // SQLite's numbers are signed
     query.bind(2, limit);
     std::vector<EventRecord> list;
     while (query.executeStep()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include "agent/store.h"
 
-#include <nlohmann/json.hpp>
+#include "agent/stored_json.h"
 
 namespace sluice::agent {
 namespace {
@@ -30,11 +30,11 @@ json desired_json(const Desired& d) {
 
 Desired desired_from(const json& j) {
   Desired d;
-  d.revision = j.at("revision");
+  d.revision = stored_number(j.at("revision"));
   d.document = j.at("document");
   d.source_name = j.at("source_name");
-  d.applied_at_ns = j.at("applied_at_ns");
-  d.generation = j.at("generation");
+  d.applied_at_ns = j.at("applied_at_ns").get_ref<const json::number_integer_t&>();
+  d.generation = stored_number(j.at("generation"));
   d.rolled_back = j.at("rolled_back").get<std::set<std::string>>();
   d.saved_sysctls = j.at("saved_sysctls").get<std::map<std::string, std::string>>();
   d.allocation = j.at("allocation");
@@ -130,8 +130,8 @@ Result<Transaction> Transaction::from_json(const std::string& text) {
       step.subject = s.at("subject");
       step.value = s.at("value");
       step.before = s.at("before");
-      step.number = s.at("number");
-      step.params = s.at("params").get<std::map<std::string, uint64_t>>();
+      step.number = stored_number(s.at("number"));
+      step.params = stored_numbers(s.at("params"));
       step.owned = s.at("owned");
       t.steps.push_back(std::move(step));
     }
