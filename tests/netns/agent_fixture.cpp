@@ -208,8 +208,12 @@ Status Agent::kill() {
 
 Status Agent::wait_exit() {
   SLUICE_TRY(status, process_->wait(kSoon));
-  (void)status;
   process_.reset();
+  // What a sanitizer found, at the latest leaks when it ended.
+  const std::string text = log();
+  for (const char* found : {"Sanitizer:", "runtime error:"})
+    if (text.find(found) != std::string::npos)
+      return fail(Code::kInternal, "the agent ended with status {}, and its log:\n{}", status, text);
   return {};
 }
 
