@@ -64,6 +64,7 @@ as_root() {
 privately() {
   # shellcheck disable=SC2016  # expanded by the inner shell
   as_root env "PATH=$PATH" ${SLUICE_BUILD:+"SLUICE_BUILD=$SLUICE_BUILD"} ${NO_COLOR:+"NO_COLOR=$NO_COLOR"} \
+    ${SLUICE_FUZZ_SEED:+"SLUICE_FUZZ_SEED=$SLUICE_FUZZ_SEED"} \
     unshare --mount --propagation private -- \
     bash -c 'mount -t bpf bpf /sys/fs/bpf && exec "$@"' privately "$@"
 }

@@ -3,7 +3,6 @@
 
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
-#include <prometheus/metric_family.h>
 
 #include <algorithm>
 #include <array>
@@ -44,7 +43,9 @@ class Families {
   std::vector<MetricFamily> list_;
 };
 
-std::vector<MetricFamily> collect(const v1::StatusReply& status) {
+}  // namespace
+
+std::vector<MetricFamily> metric_families(const v1::StatusReply& status) {
   Families families;
   families.add("sluice_up", "1 while the agent can read the kernel", MetricType::Gauge, 1);
   families.add("sluice_degraded", "1 while `sluice status` reports a problem", MetricType::Gauge, status.state() == "degraded");
@@ -94,6 +95,8 @@ std::vector<MetricFamily> collect(const v1::StatusReply& status) {
   return families.take();
 }
 
+namespace {
+
 class Collector final : public prometheus::Collectable {
  public:
   explicit Collector(Engine& engine) : engine_(engine) {}
@@ -105,7 +108,7 @@ class Collector final : public prometheus::Collectable {
       auto status = status_report(engine_, true);
       read_at_ns_ = now;
       if (status) {
-        last_ = collect(*status);
+        last_ = metric_families(*status);
       } else {
         log_warning("a scrape could not read the kernel", status.error());
         Families down;

@@ -4,13 +4,19 @@
 // costs 0.5 us each.
 #pragma once
 
+#include <prometheus/metric_family.h>
+
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "agent/engine.h"
 #include "base/result.h"
 
 namespace sluice::agent {
+
+// What a scrape shows of a status.
+std::vector<prometheus::MetricFamily> metric_families(const v1::StatusReply& status);
 
 class Metrics {
  public:

@@ -3,12 +3,12 @@
 // The commands that ask the agent.
 #include "cli/commands.h"
 
-#include <google/protobuf/util/json_util.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "cli/client.h"
+#include "cli/output.h"
 #include "cli/render.h"
 #include "cli/session.h"
 #include "cli/start_agent.h"
@@ -106,9 +106,7 @@ Result<v1::DoctorReply> doctor_without_agent(Session& session) {
                     .within("no agent answers, so sluiced was asked")
                     .fix("install sluiced beside sluice, or into PATH"));
   v1::DoctorReply reply;
-  google::protobuf::util::JsonParseOptions options;
-  options.ignore_unknown_fields = true;
-  if (!google::protobuf::util::JsonStringToMessage(run->out, &reply, options).ok() || reply.checks().empty()) {
+  if (!from_json(run->out, reply) || reply.checks().empty()) {
     Error error;
     error.code = Code::kUnavailable;
     error.what = fmt::format("no agent answers, and `{} --doctor` ended with status {} and without a report",

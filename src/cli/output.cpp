@@ -78,6 +78,12 @@ std::string to_json(const google::protobuf::Message& message, bool pretty) {
   return text;
 }
 
+bool from_json(const std::string& json, google::protobuf::Message& message) {
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  return google::protobuf::util::JsonStringToMessage(json, &message, options).ok();
+}
+
 std::string to_yaml(const google::protobuf::Message& message) { return yaml_from_json(to_json(message, false)); }
 
 std::string yaml_from_json(std::string_view json) {

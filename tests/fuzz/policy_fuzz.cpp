@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
 // Fuzz target: policy documents. Whatever the bytes, parse_document() ends with a document or with problems that have a place
-// and a remedy; a document survives its own JSON, compiles, and explains every kind of address.
+// and a remedy; a document survives its own JSON, is checked against bundles, compiles, and explains every kind of address.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -49,6 +49,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   CompileInput input;
   for (const bundle::Manifest& manifest : manifests) input.manifests.push_back(&manifest);
+  yaml::Problems against_bundles;
+  if (!check(*document, input.manifests, &against_bundles)) {
+    SLUICE_ASSERT(!against_bundles.empty());
+    for (const yaml::Problem& problem : against_bundles.list()) SLUICE_ASSERT(!problem.what.empty() && !problem.remedy.empty());
+    return 0;
+  }
   auto compiled = compile(*document, input);
   if (!compiled) return 0;
   SLUICE_ASSERT(compiled->rules.size() == (document->services.size() + 1) * compiled->place_classes);

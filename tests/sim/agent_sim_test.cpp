@@ -6,14 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "agent/audit.h"
 #include "agent/engine.h"
 #include "base/log.h"
-#include "bundle/catalog.h"
 #include "chaos.h"
+#include "sim_bundles.h"
 #include "sim_kernel.h"
 #include "sim_store.h"
 
@@ -21,35 +19,6 @@ namespace sluice::sim {
 namespace {
 
 using agent::Engine;
-
-// Bundles as the agent finds them: manifests, and objects that nobody opens here.
-class Bundles {
- public:
-  Bundles() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "sluice-sim-XXXXXX").string();
-    root_ = ::mkdtemp(pattern.data());
-    add("cubic", "1.0.0", true);
-    add("cubic", "2.0.0", false);
-  }
-  ~Bundles() { std::filesystem::remove_all(root_); }
-  bundle::Catalog scan() const { return bundle::Catalog::scan({root_}); }
-
- private:
-  void add(const std::string& name, const std::string& version, bool transitional) {
-    const auto folder = std::filesystem::path(root_) / name / version;
-    std::filesystem::create_directories(folder);
-    std::ofstream(folder / (name + ".bpf.o")) << name << version;
-    std::ofstream(folder / "bundle.yaml") << fmt::format(
-        "name: {0}\nversion: {1}\nclass: cca\nsummary: for the simulation\nlicense: Dual BSD/GPL\nobjects: [{0}.bpf.o]\n"
-        "kernel: {{min: \"6.12\"}}\nhooks: [init, release, ssthresh, cong_avoid, undo_cwnd]\n"
-        "signals: {{ecn: tolerates, delay: true, loss: true}}\n"
-        "parameters:\n  - {{name: beta, type: u64, unit: permille, min: 100, max: 1000, default: 700, when: live, summary: "
-        "b}}\n"
-        "transitional: {2}\n",
-        name, version, transitional);
-  }
-  std::string root_;
-};
 
 constexpr char kHead[] = R"(
 apiVersion: sluice/v1

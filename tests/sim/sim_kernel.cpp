@@ -13,7 +13,10 @@ constexpr size_t kSocketsMax = 60;
 
 }  // namespace
 
-SimKernel::SimKernel(Chaos& chaos, uint64_t seed) : chaos_(chaos), random_(seed) { sysctls_["net.ipv4.tcp_ecn"] = "2"; }
+SimKernel::SimKernel(Chaos& chaos, uint64_t seed) : chaos_(chaos), random_(seed) {
+  for (const auto& sysctl : policy::kSysctls) sysctls_[std::string(sysctl.name)] = "0";
+  sysctls_["net.ipv4.tcp_ecn"] = "2";
+}
 
 Result<agent::Observed> SimKernel::observe() {
   agent::Observed observed;

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "fuzz/proto_input.h"
+
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/text_format.h>
+
+namespace sluice::fuzz {
+
+bool read_input(const std::uint8_t* data, std::size_t size, google::protobuf::Message& message) {
+  // Protobuf writes every refusal to stderr.
+  [[maybe_unused]] static const auto kBefore = google::protobuf::SetLogHandler(nullptr);
+  constexpr int kDepthMax = 64;  // below that of the wire format
+  google::protobuf::TextFormat::Parser parser;
+  parser.AllowUnknownField(true);  // an input outlives a field
+  parser.SetRecursionLimit(kDepthMax);
+  google::protobuf::io::ArrayInputStream stream(data, static_cast<int>(size));
+  if (!parser.Parse(&stream, &message)) return false;
+  const std::string wire = message.SerializeAsString();
+  return message.ParseFromString(wire);
+}
+
+}  // namespace sluice::fuzz
