@@ -243,8 +243,9 @@ std::string render_status(const v1::StatusReply& reply, std::int64_t now_ns, boo
   if (reply.revision() != 0) {
     out += fmt::format(", revision {}", reply.revision());
     if (reply.applied_at_ns() != 0)
-      out += fmt::format(" applied {} ago",
-                         human_us(static_cast<double>(std::max<std::int64_t>(0, now_ns - reply.applied_at_ns())) / 1e3));
+      out +=
+          fmt::format(" applied {} ago",
+                      human_us(std::max(0.0, static_cast<double>(now_ns) - static_cast<double>(reply.applied_at_ns())) / 1e3));
     out += fmt::format(", generation {}", reply.generation());
   }
   out += fmt::format("\nagent {} up {}, Linux {}\n", p(reply.agent_version()), human_ms(static_cast<double>(reply.uptime_ms())),

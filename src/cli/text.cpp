@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <ctime>
 
 #include "base/strings.h"
@@ -189,6 +190,8 @@ std::string human_bytes(std::uint64_t bytes) {
 }
 
 std::string human_us(double us) {
+  constexpr double kMost_us = 1e6 * 86'400 * 366 * 10'000;  // no duration of ours; beyond it the number of seconds has no type
+  if (std::isnan(us) || us > kMost_us) return "?";
   if (us < 999.5) return fmt::format("{:.0f} us", us);
   if (us < 999'500) return fmt::format("{:.{}f} ms", us / 1e3, us < 99'950 ? 1 : 0);
   if (us < 59.95e6) return fmt::format("{:.1f} s", us / 1e6);

@@ -33,7 +33,7 @@ std::string wrap(std::string_view text, unsigned columns, unsigned indent = 0);
 
 std::string human_count(std::uint64_t value);  // 1,234,567
 std::string human_bytes(std::uint64_t bytes);  // 1.5 MiB
-std::string human_us(double microseconds);     // 340 us, 1.2 ms, 3.4 s, 2 min 5 s, 3 h 7 min, 4 d 2 h
+std::string human_us(double microseconds);     // 340 us, 1.2 ms, 3.4 s, 2 min 5 s, 3 h 7 min, 4 d 2 h; ? of nonsense
 std::string human_ms(double milliseconds);
 std::string human_share(double part, double whole);                  // 12.5%, "-" of nothing
 std::string utc_time(std::int64_t time_ns);                          // 2026-11-30 13:32:23Z

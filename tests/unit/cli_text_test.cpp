@@ -5,6 +5,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <fstream>
+#include <limits>
 #include <set>
 
 #include "base/file.h"
@@ -61,6 +62,8 @@ TEST(Text, NumbersAreForPeople) {
   EXPECT_EQ(human_us(59.99e6), "1 min");
   EXPECT_EQ(human_ms(2.0 * 3600e3 + 5 * 60e3), "2 h 5 min");
   EXPECT_EQ(human_us(50 * 3600e6), "2 d 2 h");
+  EXPECT_EQ(human_us(std::numeric_limits<double>::quiet_NaN()), "?");
+  EXPECT_EQ(human_us(1e300), "?");
   EXPECT_EQ(human_share(1, 0), "-");
   EXPECT_EQ(human_share(1, 2), "50%");
   EXPECT_EQ(human_share(1, 1000), "0.1%");
