@@ -114,6 +114,18 @@ Result<std::map<std::string, std::string>> read_archive(const std::string& path)
   return files;
 }
 
+// Removes a folder on every way out, if there is nothing in it.
+class RemovedIfEmpty {
+ public:
+  explicit RemovedIfEmpty(std::string path) : path_(std::move(path)) {}
+  ~RemovedIfEmpty() { ::rmdir(path_.c_str()); }
+  RemovedIfEmpty(const RemovedIfEmpty&) = delete;
+  RemovedIfEmpty& operator=(const RemovedIfEmpty&) = delete;
+
+ private:
+  std::string path_;
+};
+
 // Removes a folder of ours on every way out, unless released.
 class FolderGuard {
  public:
@@ -272,6 +284,7 @@ Result<Bundle> unpack(const std::string& archive_path, const std::string& root) 
   std::string parent = root + "/" + manifest.name;
   std::string folder = parent + "/" + manifest.version.text();
   SLUICE_CHECK(make_dirs(parent));
+  const RemovedIfEmpty nothing_left(parent);
   std::string temporary = parent + "/.unpack-XXXXXX";
   if (::mkdtemp(temporary.data()) == nullptr)
     return fail(fail_errno(errno, "cannot make a folder to unpack into").value().at(parent));
