@@ -40,7 +40,7 @@ class StateFile : public testing::Test {
 TEST_F(StateFile, a_journal_that_began_more_steps_than_it_has_is_refused) {
   Transaction transaction;
   transaction.kind = "apply";
-  transaction.steps.push_back({.kind = StepKind::kLoadPolicy});
+  transaction.steps.emplace_back().kind = StepKind::kLoadPolicy;
   const auto id = store_->begin(transaction);
   ASSERT_TRUE(id) << id.error().message();
   ASSERT_TRUE(store_->started(*id, 1));
