@@ -437,6 +437,7 @@ Result<v1::MigrateResult> Engine::migrate_until_done(uint64_t deadline_ns, bool 
     if (clock_.monotonic_ns() >= deadline_ns || stopping_) break;
   }
   result.set_failed(last.failed);
+  result.set_without_ecn(last.without_ecn);
   result.set_complete(last.left_total == 0);
   result.set_duration_ms(ms_since(clock_, start));
 
@@ -452,6 +453,14 @@ Result<v1::MigrateResult> Engine::migrate_until_done(uint64_t deadline_ns, bool 
   }
   for (auto& [reason, item] : by_reason) *result.add_left() = std::move(item);
   return result;
+}
+
+// A migration to a CCA that needs ECN was rewritten for connections that have none.
+void Engine::tell_without_ecn(const v1::MigrateResult& result) {
+  if (result.without_ecn() == 0) return;
+  event("ecn", "warning",
+        fmt::format("{} connection{} without ECN: the CCA of their rule needs it, they run the transitional one, {}",
+                    result.without_ecn(), result.without_ecn() == 1 ? "" : "s", view()->compiled.transitional));
 }
 
 // Retires a CCA when nobody uses it, else says who does.
@@ -672,6 +681,7 @@ Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const Pro
   event("applied", "info",
         fmt::format("revision {} in force as generation {}: {} sockets moved", result.revision(), result.generation(),
                     outcome.migration.moved()));
+  tell_without_ecn(outcome.migration);
   return result;
 }
 
@@ -713,6 +723,7 @@ Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, con
     result.set_seen(pass.seen);
     result.set_moved(pass.moved);
     result.set_namespaces(pass.namespaces);
+    result.set_without_ecn(pass.without_ecn);
     result.set_passes(1);
     result.set_complete(pass.left_total == 0);
     result.set_duration_ms(ms_since(clock_, start));
@@ -725,6 +736,7 @@ Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, con
   set_view(std::move(next));
   event("migrated", result.complete() ? "info" : "warning",
         fmt::format("{} sockets seen, {} moved in {:.1f} ms", result.seen(), result.moved(), result.duration_ms()));
+  tell_without_ecn(result);
   return result;
 }
 
@@ -786,6 +798,7 @@ Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, 
   event("rolled-back", "warning",
         fmt::format("{} rolled back to {}: {} sockets moved in {:.1f} ms", target_id, result.to(), outcome.migration.moved(),
                     result.duration_ms()));
+  tell_without_ecn(outcome.migration);
   return result;
 }
 

@@ -111,6 +111,7 @@ class Engine {
   Status verify(const Prepared& prepared);
   Result<v1::MigrateResult> migrate_until_done(uint64_t deadline_ns, bool thorough);
   Status take_up(const Desired& desired);
+  void tell_without_ecn(const v1::MigrateResult& result);
   Result<std::optional<v1::Retained>> try_retire(const std::string& id);
   Status check_other_users();
   // What keeps the policy from being in force; nullopt = nothing.

@@ -14,7 +14,6 @@ namespace {
 
 constexpr uint8_t kSynSent = 2;  // TCP_SYN_SENT
 constexpr uint8_t kListen = 10;  // TCP_LISTEN
-constexpr uint8_t kEcnOk = 1;    // TCP_ECN_OK
 constexpr int kCgroupLevels = 16;
 
 template <size_t N>
@@ -107,7 +106,8 @@ Result<HeldSockets::Choice> HeldSockets::choose(const sl_report& socket) const {
     SLUICE_TRY(verdict, rules_.lookup({service, place ? place->place_class : 0U}));
     if (chosen && (verdict.flags & SL_VERDICT_RESPECT) != 0) return kept;
     // Before the handshake is over ECN is not known: the CCA asks for it in the SYN.
-    const bool fallback = (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && socket.state != kSynSent && (socket.ecn & kEcnOk) == 0;
+    const bool fallback =
+        (verdict.flags & SL_VERDICT_NEEDS_ECN) != 0 && socket.state != kSynSent && (socket.ecn & SL_ECN_NEGOTIATED) == 0;
     cca = text_of(fallback ? verdict.fallback : verdict.cca);
   }
   const auto id = ids_.find(cca);
@@ -121,6 +121,8 @@ Result<sl_outcome> HeldSockets::correct(const sl_file& file, bool dry_run, int& 
   if (!chosen) return tl::unexpected<Error>(std::move(chosen).error());
   if (chosen->cca.empty()) return socket.state == kListen ? SL_OUTCOME_CURRENT : SL_OUTCOME_NO_FALLBACK;
   if (text_of(socket.cca) == chosen->cca && socket.struct_ops_id == chosen->map_id) return SL_OUTCOME_CURRENT;
+  // The handshake may end any moment, and what it says about ECN decides: only who has the socket locked can tell.
+  if (socket.state == kSynSent) return fail(Code::kUnavailable, "port {} is being connected", socket.local_port);
   if (dry_run) return SL_OUTCOME_MOVED;
 
   SLUICE_TRY(fd, net::fd_of_process(static_cast<pid_t>(file.pid), static_cast<int>(file.fd)));

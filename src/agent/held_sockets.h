@@ -25,7 +25,7 @@ class HeldSockets {
   static Result<HeldSockets> open(const PinnedPolicy& policy, const std::string& cgroup2);
 
   // Makes one socket right, as sl_iter_migrate does; its enum sl_outcome, -errno in `error` with SL_OUTCOME_SET_FAILED.
-  // kNotFound when the socket or its holder is gone.
+  // kNotFound when the socket or its holder is gone, kUnavailable when only a walk can do it.
   Result<sl_outcome> correct(const sl_file& file, bool dry_run, int& error) const;
 
   // Does any verdict, or the listeners' choice, name this CCA?

@@ -125,7 +125,8 @@ struct SocketReport {
   uint32_t netns_ino = 0, map_id = 0, place_id = 0, service_id = 0, rule_id = 0, params = 0;
   uint32_t cwnd_segments = 0, ssthresh_segments = 0, srtt_us = 0, retransmits = 0;
   int error = 0;
-  uint8_t state = 0, outcome = 0, locality = 0, ecn = 0, flags = 0;
+  uint8_t state = 0, outcome = 0, locality = 0, ecn = 0, flags = 0, ecn_field = 0;
+  bool ecn_echoed = false;
   std::string cca;
 };
 
@@ -140,6 +141,7 @@ struct UsageCount {
 
 struct MigratePass {
   uint64_t seen = 0, moved = 0, failed = 0;
+  uint64_t without_ecn = 0;  // their rule's CCA needs ECN and they have none: they run the transitional CCA
   uint32_t namespaces = 0;
   std::vector<SocketReport> left;  // sockets not on what the published generation wants, at most kMaxLeft
   uint64_t left_total = 0;

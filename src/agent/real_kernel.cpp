@@ -62,6 +62,7 @@ constexpr std::pair<sl_policy_counter, std::string_view> kCounterNames[] = {
     {SL_POLICY_IW_FAILED, "iw_failed"},
     {SL_POLICY_USAGE_FULL, "usage_full"},
     {SL_POLICY_NO_STAGE, "no_stage"},
+    {SL_POLICY_ITER_ECN_FALLBACK, "iter_ecn_fallback"},
 };
 static_assert(std::size(kCounterNames) == SL_POLICY_COUNTER_COUNT, "every counter of the pipeline has a name");
 
@@ -97,6 +98,8 @@ SocketReport decode(const sl_report& record) {
   report.outcome = record.outcome;
   report.locality = record.locality;
   report.ecn = record.ecn;
+  report.ecn_field = record.ecn_field;
+  report.ecn_echoed = record.ecn_echoed != 0;
   report.flags = record.flags;
   report.cca = cca_name(record.cca);
   return report;
@@ -424,6 +427,7 @@ void RealKernel::note_left(const sl_report& record, MigratePass& pass) {
 // Sockets of small namespaces one by one; false when the namespace has to be walked after all.
 Result<bool> RealKernel::correct_held(const HeldSockets& held, const HeldSpace& space, bool dry_run, MigratePass& pass) {
   if (space.count > kHeldMax || space.waiting > 0) return false;  // what waits for accept is held by nobody
+  uint64_t without_ecn = 0;
   for (const auto& file : space.sockets) {
     sl_report record = file.socket;
     int error = 0;
@@ -437,8 +441,11 @@ Result<bool> RealKernel::correct_held(const HeldSockets& held, const HeldSpace& 
     record.error = error;
     ++pass.seen;
     if (*outcome == SL_OUTCOME_MOVED) ++pass.moved;
+    const bool right = *outcome == SL_OUTCOME_MOVED || *outcome == SL_OUTCOME_CURRENT;
+    if (right && (record.flags & SL_REPORT_ECN_FALLBACK) != 0) ++without_ecn;
     note_left(record, pass);
   }
+  pass.without_ecn += without_ecn;
   ++pass.namespaces;
   return true;
 }
@@ -491,6 +498,7 @@ Result<MigratePass> RealKernel::migrate(Pass kind) {
   SLUICE_TRY(after, bpfio::sum_per_cpu(counters));
   pass.seen += after[SL_POLICY_ITER_SEEN] - before[SL_POLICY_ITER_SEEN];
   pass.moved += after[SL_POLICY_ITER_MOVED] - before[SL_POLICY_ITER_MOVED];
+  pass.without_ecn += after[SL_POLICY_ITER_ECN_FALLBACK] - before[SL_POLICY_ITER_ECN_FALLBACK];
   return pass;
 }
 

@@ -9,12 +9,12 @@
 #include <cstring>
 #include <set>
 
+#include "agent/ecn_state.h"
 #include "agent/engine.h"
 
 namespace sluice::agent {
 namespace {
 
-constexpr uint8_t kEcnOk = 1;  // TCP_ECN_OK
 constexpr size_t kSocketsPerBatch = 512;
 constexpr double kCollapsedCwndSegments = 2.0;
 constexpr uint64_t kCollapsedSocketsMin = 4;
@@ -179,7 +179,9 @@ v1::Socket to_proto(const SocketReport& report, const View& view, const std::vec
     out.set_rule(named(view.compiled.rule_labels, report.rule_id));
     out.set_origin((report.flags & SL_REPORT_APPLICATION) != 0 ? "application" : report.generation != 0 ? "policy" : "unknown");
   }
-  out.set_ecn((report.ecn & kEcnOk) != 0 ? "negotiated" : "off");
+  out.set_ecn(std::string(ecn_name(ecn_state(report))));
+  out.set_sends_ect(report.ecn_field != 0);
+  out.set_ecn_echoed(report.ecn_echoed);
   out.set_cwnd_segments(report.cwnd_segments);
   out.set_ssthresh_segments(report.ssthresh_segments);
   out.set_srtt_us(report.srtt_us);
@@ -347,10 +349,19 @@ Result<v1::ExplainReply> explain_report(Engine& engine, const v1::ExplainRequest
   if (best != nullptr) reply.set_prefix(best->prefix.text());
   for (const auto& id : view->desired.rolled_back)
     reply.add_notes(fmt::format("{} is rolled back: {} stands in", id, view->compiled.transitional));
-  if (found.needs_ecn)
+  if (found.needs_ecn) {
+    SLUICE_TRY(usage, engine.kernel().usage());
+    uint64_t open = 0, without = 0;
+    for (const auto& count : usage) {
+      if (count.listener || count.rule_id != found.rule_id) continue;
+      open += count.sockets;
+      if (count.cca == found.fallback) without += count.sockets;
+    }
     reply.add_notes(found.fallback.empty()
                         ? "needs ECN"
-                        : fmt::format("needs ECN: a connection that did not negotiate it runs {}", found.fallback));
+                        : fmt::format("needs ECN: a connection that did not negotiate it runs {}; {} of {} open connections do",
+                                      found.fallback, without, open));
+  }
   return reply;
 }
 

@@ -137,7 +137,10 @@ Command make_root() {
        .examples = {{"sluice explain 10.2.0.7", ""}, {"sluice explain '[fd00:2::7]:443' --pid 4711", ""}}},
       {.name = "sockets",
        .summary = "the TCP sockets and their CCAs",
-       .description = "One line a socket, or with --by one line a group. Filters can be combined.",
+       .description =
+           "One line a socket, or with --by one line a group. Filters can be combined. ECN is one of: off; asked, in SYN_SENT; "
+           "negotiated, both ends agreed; echoing, and marks come back; blind, it sends ECT although the peer did not agree; "
+           "refused, its rule's CCA needs ECN and it has none, so it runs the transitional CCA.",
        .handler = run_sockets,
        .timeout_s = kRead_s,
        .options = {{.name = "by",
@@ -145,6 +148,7 @@ Command make_root() {
                     .value = "KEY",
                     .summary = "count by this instead of listing",
                     .choices = {"cca", "version", "locality", "netns"}},
+                   {.name = "ecn", .summary = "what each sends and gets of ECN, instead of windows and round-trip times"},
                    {.name = "cca", .kind = ValueKind::kText, .value = "NAME", .summary = "only sockets of this CCA"},
                    {.name = "locality",
                     .kind = ValueKind::kChoice,
@@ -161,7 +165,9 @@ Command make_root() {
                     .value = "N",
                     .summary = "at most so many; 0 = all",
                     .fallback = "0"}},
-       .examples = {{"sluice sockets --by version", ""}, {"sluice sockets --cca cubic --locality cross_region", ""}}},
+       .examples = {{"sluice sockets --by version", ""},
+                    {"sluice sockets --ecn", ""},
+                    {"sluice sockets --cca cubic --locality cross_region", ""}}},
       {.name = "cca",
        .summary = "CCAs in the kernel and in the bundles",
        .description = "Our versions, native and foreign CCAs, told apart by the kernel's map id rather than by name.",

@@ -203,7 +203,8 @@ Result<int> run_sockets(Session& session) {
   }
 
   // Batches are printed as they come, as one message of all: a host may have a million sockets.
-  Table table = socket_table(session.style());
+  const bool ecn = session.call().has("ecn");
+  Table table = ecn ? ecn_table(session.style()) : socket_table(session.style());
   std::uint64_t sent = 0;
   if (session.format() == Format::kJson) session.print("{\"sockets\":[");
   const Status ended =
@@ -212,7 +213,7 @@ Result<int> run_sockets(Session& session) {
         for (const auto& socket : batch.sockets()) {
           switch (session.format()) {
             case Format::kTable:
-              table.add(socket_row(socket));
+              table.add(ecn ? ecn_row(socket) : socket_row(socket));
               break;
             case Format::kJson:
               text += (sent == 0 ? "\n" : ",\n") + to_json(socket, false);

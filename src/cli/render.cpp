@@ -57,6 +57,10 @@ std::string render_left(const v1::MigrateResult& result, const Style& style) {
   }
   if (!result.complete() && result.left().empty())
     out += item(style, "!", Colour::kYellow, "some sockets are left on an old version");
+  if (result.without_ecn() != 0)
+    out += item(style, "!", Colour::kYellow,
+                fmt::format("{} without ECN: the transitional CCA instead of one that needs it",
+                            plural(result.without_ecn(), "connection")));
   return out;
 }
 
@@ -497,6 +501,35 @@ std::vector<Cell> socket_row(const v1::Socket& socket) {
           std::to_string(socket.retransmits()),
           socket.netns().empty() ? std::to_string(socket.netns_ino()) : socket.netns(),
           socket.outcome()};
+}
+
+Table ecn_table(const Style& style) {
+  return Table(style, {{"STATE"},
+                       {"LOCAL", false, true},
+                       {"REMOTE", false, true},
+                       {"CCA"},
+                       {"VERSION", false, true},
+                       {"RULE", false, true},
+                       {"ECN"},
+                       {"SENDS"},
+                       {"ECHOED"},
+                       {"NETNS", false, true}});
+}
+
+std::vector<Cell> ecn_row(const v1::Socket& socket) {
+  const bool blind = socket.ecn() == "blind";
+  return {socket.state(),
+          socket.local(),
+          socket.state() == "listen" ? "-" : dash(socket.remote()),
+          dash(socket.cca()),
+          dash(socket.version()),
+          dash(socket.rule()),
+          Cell(dash(socket.ecn()), blind                       ? Colour::kRed
+                                   : socket.ecn() == "refused" ? Colour::kYellow
+                                                               : Colour::kNone),
+          socket.sends_ect() ? "ECT" : "-",
+          socket.ecn_echoed() ? "yes" : "-",
+          socket.netns().empty() ? std::to_string(socket.netns_ino()) : socket.netns()};
 }
 
 void SocketCount::add(const v1::Socket& socket) {

@@ -29,6 +29,8 @@ std::string render_event(const v1::Event& event, const Style& style);
 
 Table socket_table(const Style& style);
 std::vector<Cell> socket_row(const v1::Socket& socket);
+Table ecn_table(const Style& style);
+std::vector<Cell> ecn_row(const v1::Socket& socket);
 
 // Sockets counted by one of cca, version, locality, netns: rows of agent.proto's Usage whose other key fields are empty.
 class SocketCount {

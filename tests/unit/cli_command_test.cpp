@@ -64,7 +64,7 @@ const char* const kSockets = R"(
 
 const char* const kMigrated = R"(seen: 12950 moved: 12000 namespaces: 2 passes: 1 duration_ms: 13.4 complete: true)";
 const char* const kIncomplete = R"(
-  seen: 100 moved: 97 failed: 3 namespaces: 1 passes: 2 duration_ms: 2000 complete: false
+  seen: 100 moved: 97 failed: 3 namespaces: 1 passes: 2 duration_ms: 2000 complete: false without_ecn: 5
   left { reason: "locked by a route's congctl" sockets: 3
          example { local: "10.0.0.1:443" remote: "10.2.0.7:5" state: "established" cca: "bbr" netns: "blue" } })";
 
@@ -271,6 +271,25 @@ established  10.0.0.1:443  10.0.0.9:50001  bbr          -            intra_dc   
   EXPECT_EQ(agent.sockets_request.locality(), "cross_region");
   EXPECT_EQ(agent.sockets_request.netns_ino(), 100U);
   EXPECT_EQ(agent.sockets_request.limit(), 5U);
+}
+
+TEST_F(Commands, SocketsShowTheirEcn) {
+  agent.sockets = {from_text<v1::Sockets>(R"(
+      sockets { local: "10.0.0.1:443" remote: "10.2.0.7:50000" state: "established" cca: "dctcp.1.0.0" version: "dctcp@1.0.0" map_id: 32
+                rule: "far" netns_ino: 100 ecn: "echoing" sends_ect: true ecn_echoed: true }
+      sockets { local: "10.0.0.1:80" state: "listen" cca: "cubic.1.0.0" version: "cubic@1.0.0" map_id: 31 netns_ino: 100 }
+      sockets { local: "10.0.0.1:443" remote: "10.0.0.9:5" state: "established" cca: "dctcp" netns_ino: 101 netns: "blue" ecn: "blind"
+                sends_ect: true }
+      sockets { local: "10.0.0.1:443" remote: "10.0.0.9:6" state: "established" cca: "cubic.1.0.0" version: "cubic@1.0.0" map_id: 31
+                rule: "far" netns_ino: 100 ecn: "refused" })")};
+  EXPECT_EQ(cli({"sockets", "--ecn"}), kOk);
+  EXPECT_EQ(cli.out(),
+            R"(STATE        LOCAL         REMOTE          CCA          VERSION      RULE  ECN      SENDS  ECHOED  NETNS
+established  10.0.0.1:443  10.2.0.7:50000  dctcp.1.0.0  dctcp@1.0.0  far   echoing  ECT    yes     100
+listen       10.0.0.1:80   -               cubic.1.0.0  cubic@1.0.0  -     -        -      -       100
+established  10.0.0.1:443  10.0.0.9:5      dctcp        -            -     blind    ECT    -       blue
+established  10.0.0.1:443  10.0.0.9:6      cubic.1.0.0  cubic@1.0.0  far   refused  -      -       100
+)");
 }
 
 TEST_F(Commands, SocketsOfManyBatchesAreOneMessageForPrograms) {
@@ -553,6 +572,7 @@ TEST_F(Commands, ApplyThatLeavesSocketsBehindIsDegraded) {
   EXPECT_EQ(cli.out(), R"(policy applied as revision 4, generation 10, in 2.1 s
 97 of 100 sockets moved, 3 failed, in 1 namespace, 2.0 s
   ! 3 sockets left: locked by a route's congctl; such as 10.0.0.1:443 -> 10.2.0.7:5 (established, bbr, netns blue)
+  ! 5 connections without ECN: the transitional CCA instead of one that needs it
   ! cubic@1.0.0 stays registered, it is used by
       1 socket: 10.0.0.1:443
       route 10.0.0.0/8 dev eth0
@@ -582,6 +602,7 @@ TEST_F(Commands, MigrateReportsWhatIsLeft) {
   EXPECT_EQ(cli({"migrate"}), kDegraded);
   EXPECT_EQ(cli.out(), R"(97 of 100 sockets moved, 3 failed, in 1 namespace, 2.0 s, 2 passes
   ! 3 sockets left: locked by a route's congctl; such as 10.0.0.1:443 -> 10.2.0.7:5 (established, bbr, netns blue)
+  ! 5 connections without ECN: the transitional CCA instead of one that needs it
 )");
   agent.progress = stream([](v1::Progress& last) { *last.mutable_migrated() = from_text<v1::MigrateResult>(kMigrated); });
   EXPECT_EQ(cli({"migrate"}), kOk);

@@ -107,7 +107,8 @@ static __always_inline bool is_mptcp(const struct tcp_sock *tp)
 /*
  * A full socket (a client's SYN) is left to its CCA, which was set at CONNECT and asks for itself. A request socket has addresses,
  * its listener has the cgroup. It is asked about twice: when a SYN offers ECN (accept?), and for every SYN-ACK (send it as ECT?). The
- * second time, known by snt_synack, a peer that did not agree to ECN must not get ECT.
+ * second time, known by snt_synack, a peer that did not agree to ECN must not get ECT. It is not asked about where a SYN cookie is sent:
+ * such a request has no listener, and the kernel no cgroup.
  */
 static __always_inline void answer_needs_ecn(struct bpf_sock_ops *ctx)
 {
@@ -285,7 +286,7 @@ int sl_selector(struct bpf_sock_ops *ctx)
 		sl_count_result(result);
 		goto next;
 	}
-	choose_connection(tp, sel.verdict, &choice);
+	choose_connection(tp, sel.verdict, connecting, &choice);
 	if (!choice.cca) {
 		sl_count(SL_POLICY_ECN_NO_FALLBACK);
 		goto next;
@@ -595,6 +596,8 @@ int sl_iter_migrate(struct bpf_iter__tcp *ctx)
 		sl_count(SL_POLICY_ITER_FAILED);
 		goto report;
 	}
+	if (choice.ecn_fallback)
+		sl_count(SL_POLICY_ITER_ECN_FALLBACK);
 	if (!(args.flags & SL_ITER_REPORT_ALL))
 		return 0;
 report:

@@ -139,9 +139,10 @@ static __always_inline bool is_listener(const struct tcp_sock *tp)
 	return ((const struct sock_common *)tp)->skc_state == BPF_TCP_LISTEN;
 }
 
-static __always_inline void choose_connection(struct tcp_sock *tp, const struct sl_verdict *verdict, struct sl_choice *choice)
+static __always_inline void choose_connection(struct tcp_sock *tp, const struct sl_verdict *verdict, bool connecting,
+					      struct sl_choice *choice)
 {
-	sl_choose(verdict, tp, choice);
+	sl_choose(verdict, tp, connecting, choice);
 	if (verdict->flags & SL_VERDICT_RESPECT)
 		respect_application(tp, choice);
 }
@@ -156,7 +157,7 @@ static __always_inline int choose(struct tcp_sock *tp, struct listener_choice *c
 		return choose_listener(tp, copy, sel, choice);
 	result = sl_select((struct sock *)tp, NULL, sel);
 	if (result == SL_SELECT_OK && sel->verdict)
-		choose_connection(tp, sel->verdict, choice);
+		choose_connection(tp, sel->verdict, false, choice);
 	return result;
 }
 
@@ -230,6 +231,8 @@ static __always_inline void fill_report(struct sl_report *r, struct tcp_sock *tp
 	r->srtt_us = tp->srtt_us >> 3;
 	r->retransmits = tp->total_retrans;
 	r->ecn = tp->ecn_flags;
+	r->ecn_field = tp->inet_conn.icsk_inet.tos & SL_ECN_FIELD_MASK;	/* of IPv6 too: INET_ECN_xmit() */
+	r->ecn_echoed = tp->delivered_ce != 0;
 	r->generation = d->generation;
 	r->place_id = d->place_id;
 	r->service_id = d->service_id;

@@ -208,6 +208,7 @@ enum sl_policy_counter {
 	SL_POLICY_APPLICATION_REFUSED,	/* ... was answered with EPERM */
 	SL_POLICY_APPLICATION_KEPT,	/* sockops left the CCA that the application had chosen */
 	SL_POLICY_NO_STAGE,		/* the dispatcher found no stage in sl_stages; left alone */
+	SL_POLICY_ITER_ECN_FALLBACK,	/* sockets seen whose rule's CCA needs ECN, and that have none: they run the fallback */
 	SL_POLICY_COUNTER_COUNT,
 };
 

@@ -6,6 +6,7 @@
 #define SLUICE_ABI_REPORT_H
 
 #include "types.h"
+#include "ecn.h"
 
 /* What an iterator did, or would not do, with a socket. */
 enum sl_outcome {
@@ -68,9 +69,11 @@ struct sl_report {
 	__u8 state;		/* TCP_ESTABLISHED, ... */
 	__u8 outcome;		/* enum sl_outcome */
 	__u8 locality;		/* enum sl_locality */
-	__u8 ecn;		/* TCP_ECN_* bits of tcp_sock.ecn_flags */
+	__u8 ecn;		/* enum sl_ecn_flags */
 	__u8 flags;		/* enum sl_report_flags */
-	__u8 pad[5];
+	__u8 ecn_field;		/* of the last packet it sent, or will send: 0 = not ECT */
+	__u8 ecn_echoed;	/* 1 = the peer has echoed a mark */
+	__u8 pad[3];
 	__u8 local_addr[16];	/* IPv4 as IPv4-mapped IPv6 */
 	__u8 remote_addr[16];
 	char cca[SL_CCA_NAME_LEN];

@@ -51,9 +51,6 @@ char sl_license[] SEC("license") = "Dual BSD/GPL";
 /* The name this object is registered under; written by the agent before load. Empty: never switches itself. */
 const volatile char sl_self_name[SL_CCA_NAME_LEN] = "";
 
-/* include/net/tcp.h: tcp_congestion_ops.flags. A CCA without SL_NEEDS_ECN must not rely on marks. */
-#define SL_NEEDS_ECN 2
-
 #define min(a, b) ((a) < (b) ? (a) : (b))
 #define max(a, b) ((a) > (b) ? (a) : (b))
 
@@ -351,7 +348,7 @@ SL_SUBPROG bool sl_follow_generation(struct sock *sk)
 		return false;
 	}
 	entry = sl_generation_entry(selection.generation);
-	sl_choose(selection.verdict, sl_tcp(sk), &choice);
+	sl_choose(selection.verdict, sl_tcp(sk), false, &choice);
 	if (!entry || !choice.cca) {	/* replaced just now; or needs ECN, and no fallback is named: stays where it is safe */
 		sl_cca_count(SL_CCA_NO_VERDICT);
 		return false;

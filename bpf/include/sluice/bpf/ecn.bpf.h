@@ -10,14 +10,22 @@
 
 #include "common.bpf.h"
 
-/* include/net/tcp.h: tcp_sock.ecn_flags */
-#define SL_TCP_ECN_OK (1 << 0)		/* RFC 3168 was negotiated */
-#define SL_TCP_ECN_ACCECN (1 << 4)	/* accurate ECN was (6.18); never set before */
+#include <sluice/abi/ecn.h>
+
+/* include/net/tcp.h: tcp_congestion_ops.flags. A CCA without SL_NEEDS_ECN must not rely on marks. */
+#define SL_NEEDS_ECN 2
 
 /* True where the peer echoes marks. Valid once the handshake is over, that is in any state but SYN_SENT. */
 static __always_inline bool sl_ecn_negotiated(const struct tcp_sock *tp)
 {
-	return tp->ecn_flags & (SL_TCP_ECN_OK | SL_TCP_ECN_ACCECN);
+	return tp->ecn_flags & SL_ECN_NEGOTIATED;
+}
+
+/* True where the SYN asked because the CCA that runs needs ECN: whether the peer agrees is decided on when it answers. */
+static __always_inline bool sl_ecn_is_asked(const struct tcp_sock *tp)
+{
+	return ((const struct sock_common *)tp)->skc_state == BPF_TCP_SYN_SENT &&
+	       tp->inet_conn.icsk_ca_ops->flags & SL_NEEDS_ECN;
 }
 
 #endif

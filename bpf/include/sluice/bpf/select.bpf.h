@@ -321,17 +321,21 @@ struct sl_choice {
 	bool application;	/* it is the application's, and stays */
 };
 
-/* What the verdict means for this connection now. */
-static __always_inline void sl_choose(const struct sl_verdict *verdict, const struct tcp_sock *tp, struct sl_choice *choice)
+/*
+ * What the verdict means for this connection now. `connecting`: before its SYN, which then asks for ECN; ESTABLISHED_CB decides anew.
+ * Later in SYN_SENT a CCA that needs ECN follows only another one: who walks sockets cannot know that ESTABLISHED_CB will come by.
+ */
+static __always_inline void sl_choose(const struct sl_verdict *verdict, const struct tcp_sock *tp, bool connecting,
+				      struct sl_choice *choice)
 {
 	choice->cca = verdict->cca;
 	choice->params = verdict->params;
 	choice->rule_id = verdict->rule_id;
 	choice->ecn_fallback = false;
 	choice->application = false;
-	/* In SYN_SENT the peer has not answered yet; ACTIVE_ESTABLISHED_CB asks again. */
-	if (!(verdict->flags & SL_VERDICT_NEEDS_ECN) ||
-	    ((const struct sock_common *)tp)->skc_state == BPF_TCP_SYN_SENT || sl_ecn_negotiated(tp))
+	if (!(verdict->flags & SL_VERDICT_NEEDS_ECN) || connecting || sl_ecn_is_asked(tp))
+		return;
+	if (((const struct sock_common *)tp)->skc_state != BPF_TCP_SYN_SENT && sl_ecn_negotiated(tp))
 		return;
 	choice->cca = verdict->fallback[0] ? verdict->fallback : NULL;
 	choice->params = verdict->fallback_params;
