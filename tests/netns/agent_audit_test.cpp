@@ -155,7 +155,8 @@ TEST_F(AgentAuditTest, a_program_that_sets_a_cca_after_ours_is_found_and_named_w
 }
 
 TEST_F(AgentAuditTest, a_program_that_clears_ecn_is_found_and_named_with_its_sockets) {
-  ASSERT_OK(agent_->make_bundle("wantsecn", "agent_needs_ecn.o", "init, release, ssthresh, cong_avoid, undo_cwnd", "requires"));
+  ASSERT_OK(agent_->make_bundle("wantsecn", "agent_ecn_reno.o", "init, release, ssthresh, cong_avoid, pkts_acked, undo_cwnd",
+                                "requires"));
   Policy policy = kPolicy;
   policy.bundles = {kCubic, "wantsecn@1.0.0"};
   policy.uses.near = "wantsecn@1.0.0";

@@ -27,8 +27,9 @@ const std::string kBundles = SLUICE_BUILD_DIR "/bundles";
 const std::string kObjects = SLUICE_BUILD_DIR "/tests/netns";
 constexpr char kTrafficSeconds[] = "1200";  // an upper bound; it ends when its owner does
 constexpr char kBpffs[] = "/sys/fs/bpf";
+constexpr Millis kCommand{60000};  // a change of everything, on a slow guest
 
-// First parts of the addresses of each Where; hosts a and b end in 1 and 2.
+// First parts of the addresses of each Where; hosts a, b, c end in 1, 2, 3.
 constexpr std::pair<Where, const char*> kNetworks[] = {
     {Where::kNear, "10.1.0."},    {Where::kFar, "10.2.0."},  {Where::kExternal, "10.3.0."},
     {Where::kUnknown, "10.9.0."}, {Where::kNear6, "fd01::"}, {Where::kFar6, "fd02::"},
@@ -56,7 +57,7 @@ void PrivateBpffs::SetUp() {
 
 std::string address(const std::string& host, Where where) {
   for (const auto& [place, network] : kNetworks)
-    if (place == where) return network + std::string(host == "a" ? "1" : "2");
+    if (place == where) return network + std::to_string(host.at(0) - 'a' + 1);
   panic("no such place", __FILE__, __LINE__);
 }
 
@@ -207,7 +208,7 @@ Status Agent::kill() {
 }
 
 Status Agent::wait_exit() {
-  SLUICE_TRY(status, process_->wait(kSoon));
+  SLUICE_TRY(status, process_->wait(kCommand));  // its last programs and maps leave the kernel meanwhile
   process_.reset();
   // What a sanitizer found, at the latest leaks when it ended.
   const std::string text = log();
@@ -283,18 +284,18 @@ Status Agent::copy_bundle(const std::string& from, const std::string& version,
   return {};
 }
 
-Status Agent::make_bundle(const std::string& name, const std::string& object, const std::string& hooks,
-                          const std::string& ecn) const {
-  const std::string target = fmt::format("{}/bundles/{}/1.0.0", dir_, name);
+Status Agent::make_bundle(const std::string& name, const std::string& object, const std::string& hooks, const std::string& ecn,
+                          const std::string& version) const {
+  const std::string target = fmt::format("{}/bundles/{}/{}", dir_, name, version);
   std::error_code error;
   fs::create_directories(target, error);
   fs::copy_file(kObjects + "/" + object, fmt::format("{}/{}.bpf.o", target, name), error);
   if (error) return fail_errno(error.value(), "cannot copy {}", object);
   std::ofstream(target + "/bundle.yaml") << fmt::format(
-      "name: {0}\nversion: 1.0.0\nclass: cca\nsummary: Of a test.\nlicense: Dual BSD/GPL\nobjects: [{0}.bpf.o]\n"
+      "name: {0}\nversion: {3}\nclass: cca\nsummary: Of a test.\nlicense: Dual BSD/GPL\nobjects: [{0}.bpf.o]\n"
       "kernel: {{min: \"6.12\"}}\nhooks: [{1}]\nsignals: {{ecn: {2}, delay: false, loss: true}}\n"
       "transitions: [{{from: \"*\"}}, {{to: \"*\"}}]\n",
-      name, hooks, ecn);
+      name, hooks, ecn, version);
   return {};
 }
 

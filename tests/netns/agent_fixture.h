@@ -43,7 +43,7 @@ class PrivateBpffs : public testing::Environment {
   void SetUp() override;
 };
 
-// Where the remote end is, seen from a host at eu/eu1/r1. One address of each host lies in each.
+// Where the remote end is, seen from a host at eu/eu1/r1. One address of each host ("a", "b", "c") lies in each.
 enum class Where { kNear, kFar, kExternal, kUnknown, kNear6, kFar6 };
 inline constexpr Where kEverywhere[] = {Where::kNear,    Where::kFar,   Where::kExternal,
                                         Where::kUnknown, Where::kNear6, Where::kFar6};
@@ -121,7 +121,7 @@ class Agent {
                      const std::vector<std::pair<std::string, std::string>>& edits = {}) const;
   // A CCA bundle without parameters of one of this folder's objects.
   Status make_bundle(const std::string& name, const std::string& object, const std::string& hooks,
-                     const std::string& ecn = "ignores") const;
+                     const std::string& ecn = "ignores", const std::string& version = "1.0.0") const;
 
   // What the words of a policy are in the kernel. Of a bundle: the name that the agent tells once, and the id of the pinned
   // struct_ops map. A native CCA has no map.
