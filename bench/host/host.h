@@ -29,15 +29,16 @@ struct Run {
   }
 };
 
-Status measure_lookups(Run& run);       // lookup.sk_storage_ns, lookup.lpm_ns
-Status measure_connect(Run& run);       // connect.overhead_ns
-Status measure_apply(Run& run);         // apply.ms
-Status measure_rollback(Run& run);      // rollback.ms
-Status measure_many_netns(Run& run);    // migrate.ms_per_netns
-Status measure_self_moves(Run& run);    // migrate.self_rtts
-Status measure_upgrade(Run& run);       // upgrade.fallbacks
-Status measure_kill(Run& run);          // kill.fallbacks
-Status measure_many_sockets(Run& run);  // migrate.ns_per_socket, memory.bytes_per_socket
+Status measure_lookups(Run& run);        // lookup.sk_storage_ns, lookup.lpm_ns
+Status measure_connect(Run& run);        // connect.overhead_ns
+Status measure_apply(Run& run);          // apply.ms
+Status measure_rollback(Run& run);       // rollback.ms
+Status measure_many_netns(Run& run);     // migrate.ms_per_netns
+Status measure_self_moves(Run& run);     // migrate.self_rtts
+Status measure_upgrade(Run& run);        // upgrade.fallbacks
+Status measure_kill(Run& run);           // kill.fallbacks
+Status measure_blind_senders(Run& run);  // ecn.blind_senders
+Status measure_many_sockets(Run& run);   // migrate.ns_per_socket, memory.bytes_per_socket
 
 // ---- shared by them --------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ const Entry kEntries[] = {
     {{"migrate.self_rtts"}, "share", measure_self_moves},
     {{"upgrade.fallbacks"}, "connections", measure_upgrade},
     {{"kill.fallbacks"}, "connections", measure_kill},
+    {{"ecn.blind_senders"}, "senders", measure_blind_senders},
     {{"migrate.ns_per_socket", "memory.bytes_per_socket"}, "", measure_many_sockets},
 };
 
@@ -80,7 +81,7 @@ int main(int argc, char** argv) {
   std::string json;
   std::vector<std::string> only;
   CLI::App app{
-      "What one host pays for Sluice: migration, look-ups, connections, upgrades, crashes, memory. Exit status 0 when "
+      "What one host pays for Sluice: migration, look-ups, connections, upgrades, crashes, ECN, memory. Exit status 0 when "
       "everything was measured, met goals or not; 1 when something was not. docs/benchmarks.md explains each id.",
       "bench_host"};
   app.add_flag("--quick", quick, "Smaller, within a minute; figures are rougher");
