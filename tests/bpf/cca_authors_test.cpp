@@ -19,7 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint32_t kOpen = 0, kRecovery = 3;
 constexpr std::size_t kThird = 38;  // RTTs
 
 // Blocks that begin with "```LANGUAGE file=PATH", by path.

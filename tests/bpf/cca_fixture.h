@@ -22,6 +22,11 @@
 
 namespace sluice::test {
 
+enum : std::uint32_t { kOpen = 0, kDisorder = 1, kCwr = 2, kRecovery = 3, kLoss = 4 };  // enum tcp_ca_state
+
+// 2000 segments a second and 20 ms: 40 segments in flight, then a queue.
+inline const PathSpec kLine = {.one_way_us = 10000, .rate_bytes_per_s = 3000000};
+
 template <class T>
 T must(Result<T> result) {
   if (!result) fprintf(stderr, "set-up failed: %s\n%s\n", result.error().message().c_str(), result.error().detail.c_str());
@@ -31,6 +36,13 @@ T must(Result<T> result) {
 inline void must(Status status) {
   if (!status) fprintf(stderr, "set-up failed: %s\n%s\n", status.error().message().c_str(), status.error().detail.c_str());
   if (!status) std::abort();
+}
+
+// One rule, for everything; with `self`, CCAs move their sockets themselves. Returns the generation.
+inline std::uint64_t publish_for_all(PolicyObject& policy, const sl_verdict& verdict, bool self = true) {
+  const std::uint64_t generation = policy.publish({.rules = {{{0, 0}, verdict}}});
+  if (self) policy.set_generation_entry(generation, {generation, SL_GEN_SELF_MIGRATE, 0, {}});
+  return generation;
 }
 
 // A CCA's object, loaded and registered.
@@ -44,9 +56,13 @@ class Cca {
     const PolicyObject* policy = nullptr;  // shares its maps
   };
   static constexpr const char* kCubic = "bundles/cubic/1.0.0/cubic.bpf.o";
+  static constexpr const char* kDctcp = "bundles/dctcp/1.0.0/dctcp.bpf.o";
 
   static Spec cubic(const PolicyObject* policy, const std::string& suffix = "a") {
     return {.file = kCubic, .struct_ops = "cubic", .suffix = suffix, .policy = policy};
+  }
+  static Spec dctcp(const PolicyObject* policy, const std::string& suffix = "d") {
+    return {.file = kDctcp, .struct_ops = "dctcp", .suffix = suffix, .policy = policy};
   }
 
   explicit Cca(const Spec& spec)
@@ -108,6 +124,13 @@ class Trace {
   }
 
   const std::vector<Event>& events() const { return events_; }
+  // Events that found no room.
+  std::uint64_t lost() const {
+    const std::uint32_t zero = 0;
+    std::uint64_t events = 0;  // the object's only global without an initial value
+    must(bpf_map_lookup_elem(must(object_.map(".bss")).fd(), &zero, &events) == 0, "lost_events");
+    return events;
+  }
   // Follows the trace until `done` says so; false after `limit`. Woken by events.
   bool until(const std::function<bool(const std::vector<Event>&)>& done,
              std::chrono::seconds limit = std::chrono::seconds(60)) {
@@ -118,10 +141,17 @@ class Trace {
     }
     return true;
   }
-  // The nth (from 0) change to that state.
-  std::optional<Event> entered(std::uint32_t state, std::size_t nth = 0) const {
+  // Each change to that state.
+  std::vector<Event> changes_to(std::uint32_t state) const {
+    std::vector<Event> out;
     for (const Event& e : events_)
-      if (e.kind == CCA_TRACE_STATE && e.new_state == state && e.state != state && nth-- == 0) return e;
+      if (is_change_to(e, state)) out.push_back(e);
+    return out;
+  }
+  // The first one.
+  std::optional<Event> entered(std::uint32_t state) const {
+    for (const Event& e : events_)
+      if (is_change_to(e, state)) return e;
     return std::nullopt;
   }
   // The first ACK at or after a time; its cwnd is what the sender has then, before the ACK counts.
@@ -135,6 +165,9 @@ class Trace {
   struct RingFree {
     void operator()(ring_buffer* ring) const { ring_buffer__free(ring); }
   };
+  static bool is_change_to(const Event& e, std::uint32_t state) {
+    return e.kind == CCA_TRACE_STATE && e.new_state == state && e.state != state;
+  }
   static int take(void* self, void* data, std::size_t) {
     static_cast<Trace*>(self)->events_.push_back(*static_cast<const Event*>(data));
     return 0;

@@ -58,6 +58,11 @@ struct Packet {
   std::uint32_t payload_bytes;
   bool ect;
 };
+struct Ack {  // what b sends to a
+  std::uint32_t ack;
+  bool ece;
+  bool syn;
+};
 struct Fate {
   bool drop = false;
   bool mark = false;  // CE, if it carries ECT
@@ -93,6 +98,11 @@ class Path {
   void on_data(std::function<Fate(const Packet&)> decide) {
     std::lock_guard lock(mutex_);
     decide_ = std::move(decide);
+  }
+  // Told of every packet from b to a, on the relay's thread.
+  void on_ack(std::function<void(const Ack&)> see) {
+    std::lock_guard lock(mutex_);
+    see_ = std::move(see);
   }
   std::uint64_t marked() const { return marked_; }
   std::uint64_t dropped() const { return dropped_; }
@@ -168,10 +178,18 @@ class Path {
     auto due = now + std::chrono::microseconds(spec_.one_way_us);
     const auto payload = static_cast<std::uint32_t>(bytes.size() - ip_bytes - tcp_bytes);
 
+    const auto word = [&](std::size_t at) {
+      std::uint32_t value;
+      std::memcpy(&value, ip + ip_bytes + at, 4);
+      return ntohl(value);
+    };
+    const unsigned flags = ip[ip_bytes + 13];
+    if (from == 1) {
+      std::lock_guard lock(mutex_);
+      if (see_) see_({word(8), (flags & 0x40) != 0, (flags & 0x02) != 0});
+    }
     if (from == 0 && payload > 0) {
-      std::uint32_t seq;
-      std::memcpy(&seq, ip + ip_bytes + 4, 4);
-      const Packet packet{++number_, ntohl(seq), payload, (ip[1] & 3) != 0};
+      const Packet packet{++number_, word(4), payload, (ip[1] & 3) != 0};
       Fate fate;
       {
         std::lock_guard lock(mutex_);
@@ -217,6 +235,7 @@ class Path {
   UniqueFd netns_[2], tun_[2], wake_;
   std::mutex mutex_;
   std::function<Fate(const Packet&)> decide_;
+  std::function<void(const Ack&)> see_;
   std::atomic<bool> stop_ = false;
   std::atomic<std::uint64_t> marked_ = 0, dropped_ = 0;
   // the relay's own
@@ -229,21 +248,20 @@ class Path {
 // A connection from a to b whose sender always has data, until it is told to end.
 class Flow {
  public:
-  // `cca` is set before connect(), as sockops would; "" = the namespace's default.
-  Flow(const Path& path, const std::string& cca) {
+  // `cca` is set before connect(), as an application does; "" = the namespace's default. `server_cca` is the listener's.
+  Flow(const Path& path, const std::string& cca, const std::string& server_cca = "") {
     path.in(1, [&] {
       listener_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
       auto at = Path::address(1, Path::kPort);
       const int on = 1;
       must(setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0, "SO_REUSEADDR");
+      if (!server_cca.empty()) set_cca(listener_.get(), server_cca);
       must(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0, "bind");
       must(::listen(listener_.get(), 8) == 0, "listen");
     });
     path.in(0, [&] {
       client_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
       if (!cca.empty()) set_cca(cca);
-    });
-    path.in(0, [&] {
       auto to = Path::address(1, Path::kPort);
       must(::connect(client_.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0, "connect");
     });
@@ -276,16 +294,9 @@ class Flow {
   }
   std::uint64_t received() const { return received_; }
   int fd() const { return client_.get(); }
-  void set_cca(const std::string& cca) const {
-    must(setsockopt(client_.get(), IPPROTO_TCP, TCP_CONGESTION, cca.c_str(), static_cast<socklen_t>(cca.size())) == 0,
-         "TCP_CONGESTION " + cca);
-  }
-  std::string cca() const {
-    char name[SL_CCA_NAME_LEN] = {};
-    socklen_t size = sizeof(name);
-    must(getsockopt(client_.get(), IPPROTO_TCP, TCP_CONGESTION, name, &size) == 0, "TCP_CONGESTION");
-    return name;
-  }
+  void set_cca(const std::string& cca) const { set_cca(client_.get(), cca); }
+  std::string cca() const { return cca_of(client_); }
+  std::string server_cca() const { return cca_of(server_); }
   tcp_info info() const {
     tcp_info out{};
     socklen_t size = sizeof(out);
@@ -295,6 +306,11 @@ class Flow {
   bool ecn() const { return (info().tcpi_options & TCPI_OPT_ECN) != 0; }
 
  private:
+  static void set_cca(int fd, const std::string& cca) {
+    must(setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, cca.c_str(), static_cast<socklen_t>(cca.size())) == 0,
+         "TCP_CONGESTION " + cca);
+  }
+
   UniqueFd listener_, client_, server_;
   std::atomic<std::uint64_t> received_ = 0;
   std::thread sender_, receiver_;

@@ -14,8 +14,6 @@
 namespace sluice::test {
 namespace {
 
-enum : std::uint32_t { kOpen = 0, kDisorder = 1, kCwr = 2, kRecovery = 3, kLoss = 4 };
-
 // Own counters of cubic (cubic.bpf.c).
 enum : std::uint32_t {
   kCountLoss = SL_CCA_COUNTER_OWN,
@@ -31,17 +29,8 @@ enum : std::uint32_t {
 const std::vector<std::uint64_t> kDefaults = {1, 70, 400, 1, 1, 30, 16, 3, 16, 2000};
 constexpr std::size_t kC = 2, kRenoFriendly = 4;
 
-// 2000 segments a second and 20 ms: 40 segments in flight, then a queue.
-const PathSpec kLine = {.one_way_us = 10000, .rate_bytes_per_s = 3000000};
-
 // In the private state: sl_core.params, and cubic's alpha_1024 right behind struct sl_core.
 constexpr std::uint32_t kParamsOffset = 28, kAlphaOffset = 32;
-
-std::uint64_t count_events(const std::vector<Trace::Event>& events, std::uint32_t state) {
-  std::uint64_t n = 0;
-  for (const auto& e : events) n += e.kind == CCA_TRACE_STATE && e.new_state == state && e.state != state;
-  return n;
-}
 
 // ---- registration ------------------------------------------------------------------------------------------------------
 
@@ -141,7 +130,7 @@ TEST(Cubic, ReturnsConcavelyToWMaxAndLeavesItConvexly) {
   const double k_s = std::cbrt(w_max * 0.3 / 4.0);
   auto at = [&](double k) { return start + static_cast<std::uint64_t>(k * k_s * 1e9); };
   ASSERT_TRUE(trace.until([&](const auto& events) { return events.back().time_ns > at(2.1); }));
-  ASSERT_EQ(count_events(trace.events(), kRecovery), 1U) << "a loss nobody asked for";
+  ASSERT_EQ(trace.changes_to(kRecovery).size(), 1U) << "a loss nobody asked for";
   auto w = [&](double k) { return static_cast<double>(trace.at(at(k))->cwnd); };
   EXPECT_NEAR(w(0), 0.7 * w_max, 2);
   EXPECT_NEAR(w(1), w_max, 0.05 * w_max);
@@ -206,10 +195,8 @@ TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
 
   // Every packet marked: more each RTT, never more than a loss would, and exactly alpha's share.
   mark_all = true;
-  ASSERT_TRUE(trace.until([&](const auto& events) { return count_events(events, kCwr) >= 12; }));
-  std::vector<Trace::Event> cuts;
-  for (const auto& e : trace.events())
-    if (e.kind == CCA_TRACE_STATE && e.new_state == kCwr && e.state != kCwr) cuts.push_back(e);
+  ASSERT_TRUE(trace.until([&](const auto&) { return trace.changes_to(kCwr).size() >= 12; }));
+  const auto cuts = trace.changes_to(kCwr);
   for (std::size_t i = 0; i < cuts.size(); ++i) {
     EXPECT_EQ(cuts[i].ssthresh, after_mark(cuts[i].prior_cwnd, cuts[i].private_word)) << "cut " << i;
     if (i == 0) continue;
@@ -251,11 +238,7 @@ TEST(Cubic, ALossBehindAMarkIsALoss) {
 class Migration : public testing::Test {
  protected:
   // Everything to `cca`; with self-migration.
-  std::uint64_t publish(const sl_verdict& verdict, bool self = true) {
-    const std::uint64_t generation = policy.publish({.rules = {{{0, 0}, verdict}}});
-    if (self) policy.set_generation_entry(generation, {generation, SL_GEN_SELF_MIGRATE, 0, {}});
-    return generation;
-  }
+  std::uint64_t publish(const sl_verdict& verdict, bool self = true) { return publish_for_all(policy, verdict, self); }
   // Gives the socket a storage, as user space does for the logger.
   void store(const Flow& flow, std::uint32_t flags) const {
     sl_sock storage{};

@@ -9,7 +9,7 @@
  * 2. Loss. ssthresh = beta cwnd. Fast convergence: W_max falls to the middle of old and new cwnd if it was not reached again.
  *    After an RTO growth starts anew (section 4.8). An undone reduction restores the whole epoch (section 4.9).
  * 3. Marks. ssthresh = cwnd (1 - ecn_reduction alpha), alpha = EWMA of the marked fraction. The kernel asks for a new ssthresh
- *    alike for marks and losses, so cubic_is_mark() tells them apart; and where a loss turns up behind a mark within the same
+ *    alike for marks and losses, so sl_ecn_is_mark() tells them apart; and where a loss turns up behind a mark within the same
  *    RTT, the kernel does not ask again, so set_state completes the reduction to that of a loss.
  *    Why not RFC 8257's alpha / 2: with the default ecn_reduction = 1 - beta = 30 % a fully marked RTT weighs as much as a loss and
  *    every other RTT less; and since CUBIC's Reno-friendly increase is 3 (1 - beta) / (1 + beta) = 0.53 segments per RTT and
@@ -64,7 +64,6 @@ SL_PARAMS(struct cubic_params,
 #define OFFSET_TICKS_MAX (1U << 17)	/* 134 s: C t^3 fits 64 bits */
 #define DISTANCE_SEGMENTS_MAX (1U << 23)	/* the same for K */
 #define C_UNIT 931322574615ULL	/* 1000 / (1024e-6)^3: c_milli * ticks^3 / C_UNIT is in segments */
-#define CWND_MIN 2U
 
 enum cubic_flags {
 	CUBIC_EPOCH = 1 << 0,		/* growing from `epoch`; else the next cong_avoid starts an epoch */
@@ -232,20 +231,6 @@ SL_CONG_AVOID(sk, ack, acked)
 	sl_additive_increase(tp, ca->per, acked);
 }
 
-/*
- * Does the kernel ask because of a mark? It also asks for losses, for a tail loss probe that repaired a loss, and for a drop in
- * the local queue. A loss has lost_out, a repaired one the probe. A local drop is taken for a mark on a connection with ECN: if
- * it dropped one of ours, that loss will complete the reduction.
- */
-static __always_inline bool cubic_is_mark(const struct tcp_sock *tp, const struct cubic *ca)
-{
-	if (!sl_ecn_negotiated(tp) || tp->lost_out)
-		return false;
-	if (ca->tlp_seq && BPF_CORE_READ_BITFIELD(tp, tlp_retrans) && sl_before(ca->tlp_seq, tp->snd_una))
-		return false;
-	return true;
-}
-
 SL_SSTHRESH(sk)
 {
 	struct tcp_sock *tp = sl_tcp(sk);
@@ -253,7 +238,7 @@ SL_SSTHRESH(sk)
 	const struct cubic_params *p = sl_param(&ca->core);
 	u32 cwnd = tp->snd_cwnd, reduced;
 
-	if (cubic_is_mark(tp, ca)) {
+	if (sl_ecn_is_mark(tp, ca->tlp_seq)) {
 		u32 cut = (u64)cwnd * ca->alpha_1024 * p->ecn_reduction_percent / (1024 * 100);
 
 		reduced = cwnd - min(max(cut, 1U), cwnd);
@@ -269,7 +254,7 @@ SL_SSTHRESH(sk)
 		}
 		sl_cca_count(CUBIC_COUNT_LOSS);
 	}
-	reduced = max(reduced, CWND_MIN);
+	reduced = max(reduced, SL_CWND_MIN);
 	end_epoch(ca, p, cwnd, reduced);
 	return reduced;
 }
@@ -288,7 +273,7 @@ SL_SET_STATE(sk, new_state)
 
 	if (ca->flags & CUBIC_MARK_CUT) {	/* a loss behind the mark */
 		const struct cubic_params *p = sl_param(&ca->core);
-		u32 reduced = max((u32)((u64)tp->prior_cwnd * p->beta_percent / 100), CWND_MIN);
+		u32 reduced = max((u32)((u64)tp->prior_cwnd * p->beta_percent / 100), SL_CWND_MIN);
 
 		ca->flags &= ~CUBIC_MARK_CUT;
 		if (reduced < tp->snd_ssthresh) {
@@ -393,21 +378,10 @@ SL_PKTS_ACKED(sk, sample)
 		next_round(sk, tp, ca);
 }
 
-/* A window for a socket that has no ssthresh of its own: what it has, or the bandwidth-delay product if that is larger. */
-static __always_inline u32 window_of_path(const struct tcp_sock *tp)
-{
-	u64 product = 0;
-
-	if (tp->rate_interval_us && tp->rtt_min.s[0].v != ~0U)
-		product = (u64)tp->rate_delivered * tp->rtt_min.s[0].v / tp->rate_interval_us;
-	return max((u64)tp->snd_cwnd, min(product, (u64)tp->snd_cwnd_clamp));
-}
-
 SL_INIT(sk, learned)
 {
 	struct tcp_sock *tp = sl_tcp(sk);
 	struct cubic *ca = sl_priv(sk);
-	bool slow_start = false;
 
 	ca->now = (struct cubic_epoch){};
 	ca->undo = (struct cubic_epoch){};
@@ -430,7 +404,6 @@ SL_INIT(sk, learned)
 			ca->alpha_1024 = min(learned->ecn_alpha_1024, 1024U);
 			ca->alpha_rounds = min(learned->ecn_rounds, 255U);
 		}
-		slow_start = learned->flags & SL_LEARNED_SLOW_START;
 		if (learned->own_tag == CUBIC_STATE_TAG) {
 			ca->now.origin = learned->own[0];
 			ca->now.k_ticks = learned->own[0] >> 32;
@@ -441,15 +414,8 @@ SL_INIT(sk, learned)
 		}
 	}
 
-	/* In slow start cwnd >= what was delivered. Double that means: not slow start, whatever ssthresh says. */
-	if (tp->snd_ssthresh >= TCP_INFINITE_SSTHRESH && !slow_start && tp->delivered / 2 > tp->snd_cwnd) {
-		u32 window = window_of_path(tp);
-
-		if (sl_ca_state(sk) >= TCP_CA_CWR)
-			window = max((u32)((u64)window * sl_param(&ca->core)->beta_percent / 100), CWND_MIN);
-		tp->snd_ssthresh = window;
+	if (sl_bound_ssthresh(sk, learned, sl_param(&ca->core)->beta_percent))
 		sl_cca_count(CUBIC_COUNT_BOUNDED);
-	}
 	/* Moved in: what it has is what the path bears, as far as known. */
 	if (!ca->now.w_max && tp->snd_ssthresh < TCP_INFINITE_SSTHRESH)
 		ca->now.w_max = max(tp->snd_cwnd, tp->snd_ssthresh);

@@ -245,6 +245,8 @@ static __always_inline u32 sl_ecn_alpha(u32 alpha_1024, u32 fraction_1024, u32 *
 
 /* ---- window helpers (the kernel's are kfuncs, absent on x86 before 6.12) ------------------------------------------------- */
 
+#define SL_CWND_MIN 2U	/* no reduction goes below; an RTO does, by the kernel's hand */
+
 static __always_inline bool sl_in_slow_start(const struct tcp_sock *tp)
 {
 	return tp->snd_cwnd < tp->snd_ssthresh;
@@ -290,6 +292,31 @@ static __always_inline void sl_additive_increase(struct tcp_sock *tp, u32 per, u
 		sl_set_cwnd(tp, tp->snd_cwnd + grow);
 	}
 	tp->snd_cwnd_cnt = count;
+}
+
+/*
+ * For .init. An infinite ssthresh promises slow start, but a socket from a rate-based CCA, or one that its application held back, has
+ * it without being in slow start: it would double its window until something is lost. Such a socket gets one: its window, or the
+ * bandwidth-delay product where that is larger (BBR in PROBE_RTT); `keep_percent` of it while a reduction is under way. True if it did.
+ */
+static __always_inline bool sl_bound_ssthresh(struct sock *sk, const struct sl_learned *learned, u32 keep_percent)
+{
+	struct tcp_sock *tp = sl_tcp(sk);
+	u64 product = 0;
+	u32 window;
+
+	if (tp->snd_ssthresh < TCP_INFINITE_SSTHRESH || (learned && learned->flags & SL_LEARNED_SLOW_START))
+		return false;
+	/* In slow start cwnd >= what was delivered. */
+	if (tp->delivered / 2 <= tp->snd_cwnd)
+		return false;
+	if (tp->rate_interval_us && tp->rtt_min.s[0].v != ~0U)
+		product = (u64)tp->rate_delivered * tp->rtt_min.s[0].v / tp->rate_interval_us;
+	window = max((u64)tp->snd_cwnd, min(product, (u64)tp->snd_cwnd_clamp));
+	if (sl_ca_state(sk) >= TCP_CA_CWR)
+		window = max((u32)((u64)window * keep_percent / 100), SL_CWND_MIN);
+	tp->snd_ssthresh = window;
+	return true;
 }
 
 /* ---- logger -------------------------------------------------------------------------------------------------------------- */

@@ -28,4 +28,17 @@ static __always_inline bool sl_ecn_is_asked(const struct tcp_sock *tp)
 	       tp->inet_conn.icsk_ca_ops->flags & SL_NEEDS_ECN;
 }
 
+/*
+ * For the hook ssthresh: does the kernel ask because of a mark? It also asks for losses, for a tail loss probe that repaired a loss, and
+ * for a drop in the local queue. A loss has lost_out, a repaired one the probe: `tlp_seq` is tlp_high_seq as of pkts_acked of the
+ * same ACK, because the kernel resets it before it asks. A local drop is taken for a mark on a connection with ECN: if it dropped
+ * one of ours, that loss comes behind the mark.
+ */
+static __always_inline bool sl_ecn_is_mark(const struct tcp_sock *tp, u32 tlp_seq)
+{
+	if (!sl_ecn_negotiated(tp) || tp->lost_out)
+		return false;
+	return !(tlp_seq && BPF_CORE_READ_BITFIELD(tp, tlp_retrans) && (s32)(tlp_seq - tp->snd_una) < 0);
+}
+
 #endif
