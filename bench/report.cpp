@@ -55,6 +55,17 @@ std::string number(double value) {
                            : fmt::format("{:.3f}", value);
 }
 
+std::string goal_text(const Goal& goal) {
+  if (goal.op == "in") return fmt::format("in {}..{}", number(goal.value), number(goal.upper));
+  return fmt::format("{} {}", goal.op, number(goal.value));
+}
+
+nlohmann::ordered_json goal_json(const Goal& goal) {
+  nlohmann::ordered_json value = goal.value;
+  if (goal.op == "in") value = {goal.value, goal.upper};
+  return {{"of", goal.of}, {"op", goal.op}, {"value", value}};
+}
+
 std::string params_text(const nlohmann::ordered_json& params) {
   std::string text;
   for (const auto& [key, value] : params.items())
@@ -84,6 +95,7 @@ std::optional<bool> Measurement::met() const {
   if (!measured) return false;
   if (goal->op == "<=") return *measured <= goal->value;
   if (goal->op == ">=") return *measured >= goal->value;
+  if (goal->op == "in") return *measured >= goal->value && *measured <= goal->upper;
   SLUICE_ASSERT(goal->op == "==");
   return *measured == goal->value;
 }
@@ -109,7 +121,7 @@ nlohmann::ordered_json Report::to_json() const {
     result["samples"] = m.samples;
     result["baseline"] = m.baseline ? Json{{"id", m.baseline->id}, {"value", m.baseline->value}} : Json();
     result["ratio"] = m.ratio() ? Json(*m.ratio()) : Json();
-    result["goal"] = m.goal ? Json{{"of", m.goal->of}, {"op", m.goal->op}, {"value", m.goal->value}} : Json();
+    result["goal"] = m.goal ? goal_json(*m.goal) : Json();
     result["met"] = m.met() ? Json(*m.met()) : Json();
     if (!m.note.empty()) result["note"] = m.note;
     results.push_back(std::move(result));
@@ -128,11 +140,11 @@ void Report::print_table(std::FILE* out) const {
     if (met == false) missed.push_back(&m);
     fmt::print(
         out, "{:<24} {:<50} {:>10} {:<12} {:>12} {:<7} {}\n", m.id, params_text(m.params), m.value ? number(*m.value) : "-",
-        m.unit, m.goal ? fmt::format("{} {}", m.goal->op, number(m.goal->value)) : "",
+        m.unit, m.goal ? goal_text(*m.goal) : "",
         !met   ? ""
         : *met ? "met"
                : "MISSED",
-        m.baseline ? fmt::format("{:.2f} x {} ({})", m.ratio().value_or(0), m.baseline->id, number(m.baseline->value)) : "");
+        m.baseline ? fmt::format("{:.3f} x {} ({})", m.ratio().value_or(0), m.baseline->id, number(m.baseline->value)) : "");
   }
   for (const Measurement& m : results_)
     if (!m.note.empty()) fmt::print(out, "\n{} {}:\n  {}\n", m.id, params_text(m.params), m.note);
@@ -141,9 +153,11 @@ void Report::print_table(std::FILE* out) const {
              : incomplete()  ? "NOT MEASURED: see the notes above"
                              : "every goal is met");
   for (const Measurement* m : missed)
-    fmt::print(out, "  {} {}: {}, goal {} {}\n", m->id, params_text(m->params),
-               m->value ? fmt::format("{} {}", number(*m->value), m->unit) : "not measured", m->goal->op,
-               number(m->goal->value));
+    fmt::print(out, "  {} {}: {}, goal {}\n", m->id, params_text(m->params),
+               !m->value                ? "not measured"
+               : m->goal->of == "ratio" ? fmt::format("ratio {:.3f}", m->ratio().value_or(0))
+                                        : fmt::format("{} {}", number(*m->value), m->unit),
+               goal_text(*m->goal));
 }
 
 }  // namespace sluice::bench

@@ -16,8 +16,9 @@ namespace sluice::bench {
 
 struct Goal {
   std::string of = "value";  // or "ratio"
-  std::string op;            // "<=", ">=", "=="
+  std::string op;            // "<=", ">=", "==", "in"
   double value = 0;
+  double upper = 0;  // of "in": at least `value` and at most this
 };
 
 // Another figure of the same run that the value is set against.

@@ -39,6 +39,7 @@ Status measure_upgrade(Run& run);        // upgrade.fallbacks
 Status measure_kill(Run& run);           // kill.fallbacks
 Status measure_blind_senders(Run& run);  // ecn.blind_senders
 Status measure_many_sockets(Run& run);   // migrate.ns_per_socket, memory.bytes_per_socket
+Status measure_ccas(Run& run);           // cca.*
 
 // ---- shared by them --------------------------------------------------------------------------------------------------------
 
