@@ -31,8 +31,10 @@ void add_features(v1::DoctorReply& reply, const DoctorOptions& options) {
     const bpfio::Feature& feature = *result.feature;
     const bool kernel = feature.kind == bpfio::FeatureKind::kKernel;
     const char* verdict = "ok";
-    // Done without: sockets are found through their holders, and the CCA SDK knows both signatures of cong_control.
-    const bool optional = feature.id == bpfio::FeatureId::kIterSkStorage || feature.id == bpfio::FeatureId::kCongControl4;
+    // Done without: sockets are found through their holders, the CCA SDK knows both signatures of cong_control, and only `ecn
+    // probe` sends raw packets.
+    const bool optional = feature.id == bpfio::FeatureId::kIterSkStorage || feature.id == bpfio::FeatureId::kCongControl4 ||
+                          feature.id == bpfio::FeatureId::kCapNetRaw;
     if (result.presence == bpfio::Presence::kAbsent) verdict = optional ? "warning" : "missing";
     if (result.presence == bpfio::Presence::kUnknown) verdict = "unknown";
     std::string what = result.reason;

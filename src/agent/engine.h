@@ -73,6 +73,7 @@ class Engine {
 
   // Asks a change under way to end between two steps, and lets no other begin: the process is about to end.
   void stop() { stopping_ = true; }
+  bool stopping() const { return stopping_; }
 
   // Periodic work: retires CCAs whose last user left, moves stragglers, repairs what somebody detached, notices cgroups that
   // appeared. Returns true when something is still pending.

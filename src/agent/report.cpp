@@ -9,6 +9,7 @@
 #include <cstring>
 #include <set>
 
+#include "agent/ecn.h"
 #include "agent/ecn_state.h"
 #include "agent/engine.h"
 
@@ -362,6 +363,8 @@ Result<v1::ExplainReply> explain_report(Engine& engine, const v1::ExplainRequest
                         : fmt::format("needs ECN: a connection that did not negotiate it runs {}; {} of {} open connections do",
                                       found.fallback, without, open));
   }
+  SLUICE_TRY(ecn, ecn_known(engine, without_port(request.destination()), found.place));
+  if (ecn) *reply.mutable_ecn() = std::move(*ecn);
   return reply;
 }
 

@@ -17,6 +17,7 @@
 
 #include "agent/audit.h"
 #include "agent/doctor.h"
+#include "agent/ecn.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/strings.h"
@@ -47,8 +48,8 @@ Result<std::string> cgroup_of(const std::string& proc_root, int pid) {
 
 class Service final : public v1::Agent::Service {
  public:
-  Service(Engine& engine, std::string proc_root, bool may_change, int finished_fd)
-      : engine_(engine), proc_root_(std::move(proc_root)), may_change_(may_change), finished_fd_(finished_fd) {}
+  Service(Engine& engine, EcnProbes& ecn, std::string proc_root, bool may_change, int finished_fd)
+      : engine_(engine), ecn_(ecn), proc_root_(std::move(proc_root)), may_change_(may_change), finished_fd_(finished_fd) {}
 
   grpc::Status Apply(grpc::ServerContext*, const v1::ApplyRequest* request, grpc::ServerWriter<v1::Progress>* writer) override {
     return change(
@@ -73,6 +74,16 @@ class Service final : public v1::Agent::Service {
         [](v1::Progress& line, v1::DownResult&& result) { *line.mutable_down() = std::move(result); });
     if (status.ok() && eventfd_write(finished_fd_, 1) != 0) log_error("the end of `down` could not be signalled");
     return status;
+  }
+
+  grpc::Status ProbeEcn(grpc::ServerContext*, const v1::EcnProbeRequest* request,
+                        grpc::ServerWriter<v1::Progress>* writer) override {
+    return change(
+        writer, [&](const auto& progress) { return ecn_.probe(*request, progress); },
+        [](v1::Progress& line, v1::EcnProbe&& result) { *line.mutable_ecn_probed() = std::move(result); });
+  }
+  grpc::Status ListEcnProbes(grpc::ServerContext*, const v1::EcnProbesRequest* request, v1::EcnProbesReply* reply) override {
+    return answer(ecn_report(engine_, *request), reply);
   }
 
   grpc::Status Diff(grpc::ServerContext*, const v1::ApplyRequest* request, v1::DiffReply* reply) override {
@@ -155,6 +166,7 @@ class Service final : public v1::Agent::Service {
   }
 
   Engine& engine_;
+  EcnProbes& ecn_;
   std::string proc_root_;
   bool may_change_;
   int finished_fd_;
@@ -206,8 +218,9 @@ class Server::Impl {
         listener_(std::move(listener)),
         stop_(std::move(stop)),
         finished_(std::move(finished)),
-        admin_(engine, options.proc_root, true, finished_.get()),
-        reader_(engine, options.proc_root, false, finished_.get()) {
+        ecn_(engine),
+        admin_(engine, ecn_, options.proc_root, true, finished_.get()),
+        reader_(engine, ecn_, options.proc_root, false, finished_.get()) {
     admin_server_ = build(admin_);
     reader_server_ = build(reader_);
     acceptor_ = std::thread([this] { accept_loop(); });
@@ -264,6 +277,7 @@ class Server::Impl {
 
   ServerOptions options_;
   UniqueFd listener_, stop_, finished_;
+  EcnProbes ecn_;
   Service admin_, reader_;
   std::unique_ptr<grpc::Server> admin_server_, reader_server_;
   std::thread acceptor_;

@@ -20,6 +20,12 @@ CREATE TABLE events (id INTEGER PRIMARY KEY AUTOINCREMENT, time_ns INTEGER NOT N
                      severity TEXT NOT NULL, message TEXT NOT NULL);
 )";
 
+// What came since, without a new format: an agent that does not know these tables can read the rest, and leaves them alone.
+constexpr char kAdditions[] = R"(
+CREATE TABLE IF NOT EXISTS ecn (destination TEXT NOT NULL, port INTEGER NOT NULL, dscp INTEGER NOT NULL, place TEXT NOT NULL,
+                                time_ns INTEGER NOT NULL, report BLOB NOT NULL, PRIMARY KEY (destination, port, dscp));
+)";
+
 constexpr char kResetRemedy[] =
     "connections are not affected; start once with `sluiced --reset-state` (the file is kept beside, with a .corrupt suffix), "
     "then `sluice apply` your policy again";
@@ -107,6 +113,7 @@ Result<std::unique_ptr<SqliteStore>> SqliteStore::open(const std::string& path) 
                                               : "start with --reset-state and apply the policy again";
       return fail(std::move(error));
     }
+    database->exec(kAdditions);
     return std::unique_ptr<SqliteStore>(new SqliteStore(path, std::move(database)));
   } catch (const SQLite::Exception& e) {
     return sqlite_error(e, path);
@@ -215,6 +222,52 @@ Result<std::vector<EventRecord>> SqliteStore::events(uint64_t after_id, uint32_t
       event.severity = query.getColumn(3).getString();
       event.message = query.getColumn(4).getString();
       list.push_back(std::move(event));
+    }
+    return list;
+  });
+}
+
+Status SqliteStore::put_ecn(const EcnRecord& record) {
+  return guarded([&]() -> Status {
+    SQLite::Transaction commit(*database_);
+    SQLite::Statement put(
+        *database_, "INSERT OR REPLACE INTO ecn (destination, port, dscp, place, time_ns, report) VALUES (?, ?, ?, ?, ?, ?)");
+    put.bind(1, record.destination);
+    put.bind(2, record.port);
+    put.bind(3, record.dscp);
+    put.bind(4, record.place);
+    put.bind(5, record.time_ns);
+    put.bind(6, record.report.data(), static_cast<int>(record.report.size()));
+    put.exec();
+    SQLite::Statement trim(
+        *database_, "DELETE FROM ecn WHERE time_ns < ? OR rowid NOT IN (SELECT rowid FROM ecn ORDER BY time_ns DESC LIMIT ?)");
+    trim.bind(1, record.time_ns - kEcnAgeMax_ns);
+    trim.bind(2, kEcnRecordsMax);
+    trim.exec();
+    commit.commit();
+    return {};
+  });
+}
+
+Result<std::vector<EcnRecord>> SqliteStore::ecn(const std::string& destination, const std::string& place, int64_t now_ns) {
+  return guarded([&]() -> Result<std::vector<EcnRecord>> {
+    SQLite::Statement query(
+        *database_,
+        "SELECT destination, port, dscp, place, time_ns, report FROM ecn WHERE (?1 = '' OR destination = ?1) "
+        "AND (?2 = '' OR place = ?2) AND time_ns >= ?3 ORDER BY time_ns DESC");
+    query.bind(1, destination);
+    query.bind(2, place);
+    query.bind(3, now_ns - kEcnAgeMax_ns);
+    std::vector<EcnRecord> list;
+    while (query.executeStep()) {
+      EcnRecord record;
+      record.destination = query.getColumn(0).getString();
+      record.port = query.getColumn(1).getUInt();
+      record.dscp = query.getColumn(2).getUInt();
+      record.place = query.getColumn(3).getString();
+      record.time_ns = query.getColumn(4).getInt64();
+      record.report = query.getColumn(5).getString();
+      list.push_back(std::move(record));
     }
     return list;
   });

@@ -29,6 +29,8 @@ class SqliteStore final : public Store {
   Status finish(int64_t id, const Desired& desired) override;
   Status add_event(const EventRecord& event) override;
   Result<std::vector<EventRecord>> events(uint64_t after_id, uint32_t limit) override;
+  Status put_ecn(const EcnRecord& record) override;
+  Result<std::vector<EcnRecord>> ecn(const std::string& destination, const std::string& place, int64_t now_ns) override;
 
   // Events kept; older ones are deleted.
   static constexpr int kEventsMax = 10'000;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
 // What the agent must remember across its own death: the desired state, the journal of the change under way, saved sysctls,
-// and events. The kernel's pins are the truth about the kernel; nothing here repeats them.
+// events, and what probes found out about paths. The kernel's pins are the truth about the kernel; nothing here repeats them.
 //
 // Implementations: SqliteStore (sqlite_store.h) and, in tests/sim, one in memory that loses what was not committed.
 #pragma once
@@ -91,6 +91,16 @@ struct EventRecord {
   std::string kind, severity, message;
 };
 
+// What a probe found out about the path to a destination.
+struct EcnRecord {
+  std::string destination;  // address
+  uint32_t port = 0;
+  uint32_t dscp = 0;
+  std::string place;  // of the destination; empty = not known
+  int64_t time_ns = 0;
+  std::string report;  // serialized sluice.v1.EcnProbe
+};
+
 class Store {
  public:
   virtual ~Store() = default;
@@ -107,6 +117,15 @@ class Store {
   virtual Status add_event(const EventRecord& event) = 0;
   // Oldest first, after `after_id`; the newest `limit` when after_id is 0.
   virtual Result<std::vector<EventRecord>> events(uint64_t after_id, uint32_t limit) = 0;
+
+  // Replaces the record of the same destination, port and DSCP. Those of too long before it, and the oldest of too many, go.
+  virtual Status put_ecn(const EcnRecord& record) = 0;
+  // Newest first; of a destination or a place unless that is empty, none older than kEcnAgeMax_ns before `now_ns`.
+  virtual Result<std::vector<EcnRecord>> ecn(const std::string& destination, const std::string& place, int64_t now_ns) = 0;
+
+  // A path changes: what was found a month ago says nothing.
+  static constexpr int64_t kEcnAgeMax_ns = int64_t{30} * 86'400 * 1'000'000'000;
+  static constexpr int kEcnRecordsMax = 1'000;
 };
 
 }  // namespace sluice::agent

@@ -63,6 +63,7 @@ const std::vector<Feature> kFeatures = {
      "boot with systemd.unified_cgroup_hierarchy=1, or mount -t cgroup2 none DIR"},
     {FeatureId::kCapBpf, "cap_bpf", FeatureKind::kHost, {5, 8, 0}, "reads CapEff of /proc/self/status", kRunAsRoot},
     {FeatureId::kCapNetAdmin, "cap_net_admin", FeatureKind::kHost, {2, 2, 0}, "reads CapEff of /proc/self/status", kRunAsRoot},
+    {FeatureId::kCapNetRaw, "cap_net_raw", FeatureKind::kHost, {2, 2, 0}, "reads CapEff of /proc/self/status", kRunAsRoot},
     {FeatureId::kCapPerfmon, "cap_perfmon", FeatureKind::kHost, {5, 8, 0}, "reads CapEff of /proc/self/status", kRunAsRoot},
     {FeatureId::kCapSysAdmin, "cap_sys_admin", FeatureKind::kHost, {2, 2, 0}, "reads CapEff of /proc/self/status", kRunAsRoot},
     {FeatureId::kMemlock,
@@ -390,6 +391,8 @@ Finding find(FeatureId id, const ProbeRoots& roots) {
       return probe_capability(roots, CAP_BPF);
     case FeatureId::kCapNetAdmin:
       return probe_capability(roots, CAP_NET_ADMIN);
+    case FeatureId::kCapNetRaw:
+      return probe_capability(roots, CAP_NET_RAW);
     case FeatureId::kCapPerfmon:
       return probe_capability(roots, CAP_PERFMON);
     case FeatureId::kCapSysAdmin:

@@ -25,6 +25,7 @@ enum class FeatureId {
   kCgroup2,
   kCapBpf,
   kCapNetAdmin,
+  kCapNetRaw,
   kCapPerfmon,
   kCapSysAdmin,
   kMemlock,

@@ -20,6 +20,55 @@ const std::vector<Option> kApplyOptions = {
 
 const std::vector<ExitStatus> kMigrationExits = {{kDegraded, "sockets are left on an old version; the reasons are listed"}};
 
+Command ecn_command() {
+  return {.name = "ecn",
+          .summary = "what paths do to ECN",
+          .description =
+              "Asks a path before connections depend on it. What was found is kept for 30 days with the place of the "
+              "destination, and shown by `explain`.",
+          .subcommands = {
+              {.name = "probe",
+               .summary = "does this path negotiate ECN, and do marks survive?",
+               .description =
+                   "The agent opens a TCP connection to DST and sends at most 400 small packets: is ECN negotiated, is a "
+                   "mark "
+                   "echoed, are packets with ECT dropped, where are marks or the DSCP changed? The application there gets no "
+                   "data, "
+                   "only a connection that is closed again. What cannot be told from this end is unknown, with the reason.\n\n"
+                   "An interrupted command does not interrupt the agent: `ecn list` shows what it found.",
+               .handler = run_ecn_probe,
+               .timeout_s = kChange_s,
+               .arguments = {{.name = "DST", .summary = "address or name, with or without a port"}},
+               .options = {{.name = "port",
+                            .kind = ValueKind::kNumber,
+                            .value = "N",
+                            .summary = "port of a TCP server there, unless DST has one",
+                            .fallback = "443",
+                            .max = 65535},
+                           {.name = "from", .kind = ValueKind::kText, .value = "SRC", .summary = "local address"},
+                           {.name = "dscp",
+                            .kind = ValueKind::kNumber,
+                            .value = "N",
+                            .summary = "DSCP of every probe, as the traffic in question has it",
+                            .fallback = "0",
+                            .max = 63},
+                           {.name = "ipv4", .letter = '4', .summary = "the IPv4 address of a name"},
+                           {.name = "ipv6", .letter = '6', .summary = "the IPv6 address of a name"}},
+               .examples = {{"sudo sluice ecn probe 10.2.0.7 --port 22", ""},
+                            {"sudo sluice ecn probe '[fd00:2::7]:443' --from fd00:1::1", ""},
+                            {"sudo sluice ecn probe www.example.org -6 --output json", ""}},
+               .exits = {{kFailed, "it could not be found out: nothing listens, nothing answers, or the time ran out"},
+                         {kDegraded, "ECN does not work on this path: the verdict says what is in the way"},
+                         {kConflict, "the destination, or too many others, are being probed already"}}},
+              {.name = "list",
+               .summary = "what was found so far",
+               .description = "Newest first, one line for each destination, port and DSCP.",
+               .handler = run_ecn_list,
+               .timeout_s = kRead_s,
+               .arguments = {{.name = "DST", .summary = "only this address, with its hops", .required = false}},
+               .examples = {{"sluice ecn list", ""}, {"sluice ecn list 10.2.0.7", ""}}}}};
+}
+
 Command make_root() {
   Command sluice;
   sluice.name = "sluice";
@@ -228,6 +277,7 @@ Command make_root() {
        .options = {{.name = "no-sockets", .summary = "do not walk the sockets (half a microsecond each)"}},
        .examples = {{"sluice audit", ""}, {"sluice audit --output json", "for a monitor"}},
        .exits = {{kDegraded, "something overrules ours or can, or our program is or was found detached"}}},
+      ecn_command(),
       {.name = "events",
        .summary = "what the agent did",
        .description = "Oldest first. As json, one object a line.",

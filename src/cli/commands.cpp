@@ -3,10 +3,15 @@
 // The commands that ask the agent.
 #include "cli/commands.h"
 
+#include <netdb.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <memory>
+
 #include "base/file.h"
+#include "base/strings.h"
 #include "cli/client.h"
 #include "cli/output.h"
 #include "cli/render.h"
@@ -78,6 +83,55 @@ Result<int> apply(Session& session) {
   SLUICE_TRY(last, follow(session, client, &Stub::Apply, request));
   session.result(last.applied(), render_apply(last.applied(), session.style()));
   return last.applied().has_migration() ? status_of(last.applied().migration()) : kOk;
+}
+
+// "10.0.0.1:443", "[fd00::1]:443", "name:443", or any of them without a port.
+struct Destination {
+  std::string host;
+  std::optional<std::uint16_t> port;
+};
+Result<Destination> parse_destination(const std::string& text) {
+  Destination destination{text, std::nullopt};
+  std::string port;
+  if (text.starts_with('[')) {
+    const std::size_t end = text.find(']');
+    if (end == std::string::npos || (end + 1 < text.size() && text[end + 1] != ':'))
+      return fail(
+          make_error(Code::kInvalid, fmt::format("'{}' is not [ADDRESS]:PORT", text), "close the bracket before the port"));
+    destination.host = text.substr(1, end - 1);
+    if (end + 1 == text.size()) return destination;
+    port = text.substr(end + 2);
+  } else if (const std::size_t colon = text.find(':');
+             colon != std::string::npos && text.find(':', colon + 1) == std::string::npos) {
+    destination.host = text.substr(0, colon);
+    port = text.substr(colon + 1);
+  } else {
+    return destination;
+  }
+  destination.port = parse_int<std::uint16_t>(port);
+  if (!destination.port || *destination.port == 0)
+    return fail(make_error(Code::kInvalid, fmt::format("'{}' is not a TCP port", port), "give one from 1 to 65535"));
+  return destination;
+}
+
+// The first address of a name, as connect() would take it; an address stays what it is.
+Result<std::string> resolve(const std::string& host, int family) {
+  addrinfo hints{};
+  hints.ai_family = family;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  char text[NI_MAXHOST] = {};
+  if (error == 0 && ::getnameinfo(found->ai_addr, found->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0)
+    return text;
+  return fail(make_error(Code::kNotFound,
+                         fmt::format("'{}' has no {}address ({})", host,
+                                     family == AF_INET    ? "IPv4 "
+                                     : family == AF_INET6 ? "IPv6 "
+                                                          : "",
+                                     ::gai_strerror(error)),
+                         "give an address, or a name that this host resolves"));
 }
 
 // Waits for the next look of --watch; false when it is time to end.
@@ -177,7 +231,7 @@ Result<int> run_explain(Session& session) {
   request.set_cgroup(session.call().text("cgroup"));
   SLUICE_TRY(client, Client::connect(session));
   SLUICE_TRY(reply, (client.call<v1::ExplainRequest, v1::ExplainReply>(&Stub::Explain, request)));
-  session.reply(reply, render_explain(request.destination(), reply, session.style()));
+  session.reply(reply, render_explain(request.destination(), reply, session.env().clock->wall_ns(), session.style()));
   return kOk;
 }
 
@@ -309,6 +363,38 @@ Result<int> run_audit(Session& session) {
   SLUICE_TRY(reply, (client.call<v1::AuditRequest, v1::AuditReply>(&Stub::GetAudit, request)));
   session.reply(reply, render_audit(reply, session.verbose(), session.style()));
   return status_of(reply);
+}
+
+Result<int> run_ecn_probe(Session& session) {
+  const Invocation& call = session.call();
+  if (call.has("ipv4") && call.has("ipv6"))
+    return fail(make_error(Code::kInvalid, "-4 and -6 exclude each other", "give one of them"));
+  SLUICE_TRY(destination, parse_destination(call.text("DST")));
+  SLUICE_TRY(address, resolve(destination.host, call.has("ipv4") ? AF_INET : call.has("ipv6") ? AF_INET6 : AF_UNSPEC));
+  v1::EcnProbeRequest request;
+  request.set_destination(address);
+  request.set_port(destination.port ? *destination.port : static_cast<std::uint32_t>(call.number("port")));
+  request.set_source(call.text("from"));
+  request.set_dscp(static_cast<std::uint32_t>(call.number("dscp")));
+  request.set_timeout_ms(session.work_timeout_ms());
+  SLUICE_TRY(client, Client::connect(session));
+  SLUICE_TRY(last, follow(session, client, &Stub::ProbeEcn, request));
+  session.reply(last.ecn_probed(), render_ecn_probe(last.ecn_probed(), session.style()));
+  return status_of(last.ecn_probed());
+}
+
+Result<int> run_ecn_list(Session& session) {
+  v1::EcnProbesRequest request;
+  request.set_destination(session.call().text("DST"));
+  SLUICE_TRY(client, Client::connect(session));
+  SLUICE_TRY(reply, (client.call<v1::EcnProbesRequest, v1::EcnProbesReply>(&Stub::ListEcnProbes, request)));
+  std::string text;
+  if (request.destination().empty())
+    text = render_ecn_probes(reply, session.env().clock->wall_ns(), session.style());
+  else
+    for (const auto& probe : reply.probes()) text += (text.empty() ? "" : "\n") + render_ecn_probe(probe, session.style());
+  session.reply(reply, text.empty() ? "no path was probed\n" : text);
+  return kOk;
 }
 
 Result<int> run_events(Session& session) {

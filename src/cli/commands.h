@@ -23,6 +23,8 @@ Result<int> run_rollback(Session& session);
 Result<int> run_doctor(Session& session);
 Result<int> run_audit(Session& session);
 Result<int> run_events(Session& session);
+Result<int> run_ecn_probe(Session& session);
+Result<int> run_ecn_list(Session& session);
 Result<int> run_down(Session& session);
 
 // commands_local.cpp: those that need no agent.

@@ -28,14 +28,41 @@ std::string mean(double value) { return value <= 0 ? "-" : fmt::format("{:.1f}",
 std::string mean_us(double value) { return value <= 0 ? "-" : human_us(value); }
 
 Colour state_colour(std::string_view state) {
-  if (state == "active" || state == "ok" || state == "info" || state == "clean" || state == "ours") return Colour::kGreen;
+  if (state == "active" || state == "ok" || state == "info" || state == "clean" || state == "ours" || state == "usable" ||
+      state == "intact")
+    return Colour::kGreen;
   if (state == "degraded" || state == "failed" || state == "missing" || state == "error" || state == "overrides" ||
-      state == "detached" || state == "overridden")
+      state == "detached" || state == "overridden" || state == "dropped" || state == "cleared" || state == "not-echoed")
     return Colour::kRed;
   if (state == "retiring" || state == "rolled back" || state == "warning" || state == "unknown" || state == "can override" ||
       state == "repaired")
     return Colour::kYellow;
   return Colour::kNone;
+}
+
+// How long ago: "5 min".
+std::string age_text(std::int64_t time_ns, std::int64_t now_ns) {
+  return human_us(std::max(0.0, static_cast<double>(now_ns) - static_cast<double>(time_ns)) / 1e3);
+}
+
+// No answer either way.
+bool ecn_not_found_out(std::string_view verdict) {
+  return verdict == "closed" || verdict == "silent" || verdict == "unreachable" || verdict == "unknown";
+}
+Colour verdict_colour(std::string_view verdict) {
+  return verdict == "usable" ? Colour::kGreen : ecn_not_found_out(verdict) ? Colour::kYellow : Colour::kRed;
+}
+
+struct NamedFinding {
+  std::string_view name;
+  const v1::EcnFinding* finding;
+};
+std::vector<NamedFinding> ecn_findings(const v1::EcnProbe& probe) {
+  return {{"ECT(0)", &probe.ect0()},
+          {"ECT(1)", &probe.ect1()},
+          {"CE", &probe.ce()},
+          {"DSCP", &probe.dscp_kept()},
+          {"inbound", &probe.inbound()}};
 }
 
 std::string cca_ref(const v1::Cca& cca) { return cca.version().empty() ? cca.name() : cca.name() + "@" + cca.version(); }
@@ -174,6 +201,10 @@ int status_of(const v1::DoctorReply& reply) {
 
 int status_of(const v1::AuditReply& reply) { return reply.problems().empty() ? kOk : kDegraded; }
 
+int status_of(const v1::EcnProbe& probe) {
+  return probe.verdict() == "usable" ? kOk : ecn_not_found_out(probe.verdict()) ? kFailed : kDegraded;
+}
+
 std::string render_apply(const v1::ApplyResult& result, const Style& style) {
   std::string out;
   if (result.changed())
@@ -246,10 +277,7 @@ std::string render_status(const v1::StatusReply& reply, std::int64_t now_ns, boo
       fmt::format("sluice {}: {}", p(reply.instance()), style.paint(state_colour(reply.state()), p(reply.state())));
   if (reply.revision() != 0) {
     out += fmt::format(", revision {}", reply.revision());
-    if (reply.applied_at_ns() != 0)
-      out +=
-          fmt::format(" applied {} ago",
-                      human_us(std::max(0.0, static_cast<double>(now_ns) - static_cast<double>(reply.applied_at_ns())) / 1e3));
+    if (reply.applied_at_ns() != 0) out += fmt::format(" applied {} ago", age_text(reply.applied_at_ns(), now_ns));
     out += fmt::format(", generation {}", reply.generation());
   }
   out += fmt::format("\nagent {} up {}, Linux {}\n", p(reply.agent_version()), human_ms(static_cast<double>(reply.uptime_ms())),
@@ -318,7 +346,8 @@ std::string render_status(const v1::StatusReply& reply, std::int64_t now_ns, boo
   return out;
 }
 
-std::string render_explain(const std::string& destination, const v1::ExplainReply& reply, const Style& style) {
+std::string render_explain(const std::string& destination, const v1::ExplainReply& reply, std::int64_t now_ns,
+                           const Style& style) {
   std::string out = fmt::format("{} gets {}", printable(destination), style.paint(Colour::kBold, printable(reply.target())));
   if (!reply.cca().empty() && "kernel:" + reply.cca() != reply.target())
     out += fmt::format(", in the kernel {}", printable(reply.cca()));
@@ -337,7 +366,84 @@ std::string render_explain(const std::string& destination, const v1::ExplainRepl
   field(out, style, "rule", dash(reply.rule()));
   if (reply.has_parameters() && !reply.parameters().values().empty())
     field(out, style, "parameters", fmt::format("{} ({})", params_text(reply.parameters()), reply.parameters().scope()));
+  if (reply.has_ecn()) {
+    const v1::EcnProbe& probe = reply.ecn();
+    field(out, style, "ecn",
+          fmt::format("{}: {}; {} port {} was probed {} ago", probe.verdict(), probe.summary(), probe.destination(),
+                      probe.port(), age_text(probe.time_ns(), now_ns)));
+    for (const auto& [name, finding] : ecn_findings(probe))
+      if (finding->fate() != "intact" && finding->fate() != "unknown")
+        field(out, style, fmt::format("ecn {}", name), fmt::format("{}: {}", finding->fate(), finding->text()));
+  }
   return out;
+}
+
+std::string render_ecn_probe(const v1::EcnProbe& probe, const Style& style) {
+  std::string out =
+      fmt::format("{} port {} from {}: {}\n", printable(probe.destination()), probe.port(), printable(probe.source()),
+                  style.paint(verdict_colour(probe.verdict()), printable(probe.verdict())));
+  out += wrap(printable(probe.summary()), style.columns);
+  Table findings(style, {{"WHAT"}, {"FATE"}, {"EVIDENCE", false, true}});
+  for (const auto& [name, finding] : ecn_findings(probe))
+    findings.add({std::string(name), Cell(finding->fate(), state_colour(finding->fate())), finding->text()});
+  out += "\n" + findings.flush();
+
+  // Hops down, what was sent across: the codepoint as the hop saw it.
+  std::map<std::uint32_t, std::map<std::string, const v1::EcnHop*>> hops;
+  std::vector<std::string> sent;
+  for (const auto& hop : probe.hops()) {
+    const std::string key = fmt::format("{} {}", hop.protocol() == "tcp" ? "TCP" : "UDP", printable(hop.sent()));
+    if (std::ranges::find(sent, key) == sent.end()) sent.push_back(key);
+    hops[hop.hop()][key] = &hop;
+  }
+  std::ranges::sort(sent);
+  std::vector<Column> columns = {{"HOP", true}, {"ROUTER", false, true}};
+  for (const auto& key : sent) columns.push_back({key});
+  columns.push_back({"DSCP", true});
+  Table path(style, std::move(columns));
+  for (const auto& [number, seen] : hops) {
+    const v1::EcnHop& any = *seen.begin()->second;
+    std::vector<Cell> row = {std::to_string(number), any.router()};
+    for (const auto& key : sent) {
+      const auto found = seen.find(key);
+      if (found == seen.end())
+        row.emplace_back("-");
+      else
+        row.emplace_back(found->second->seen(), found->second->seen() == found->second->sent() ? Colour::kNone : Colour::kRed);
+    }
+    row.emplace_back(std::to_string(any.dscp()), any.dscp() == probe.dscp() ? Colour::kNone : Colour::kRed);
+    path.add(std::move(row));
+  }
+  if (!path.empty()) out += "\n" + path.flush();
+
+  out += fmt::format("\n{} packets in {}", probe.packets_sent(), human_ms(probe.duration_ms()));
+  if (probe.rtt_us() != 0) out += fmt::format(", rtt {}", human_us(probe.rtt_us()));
+  if (probe.hops_to_peer() != 0) out += fmt::format(", {}", plural(probe.hops_to_peer(), "hop"));
+  if (!probe.place().empty()) out += fmt::format(", place {}", printable(probe.place()));
+  if (probe.out_of_time()) out += "; the time ran out, so it is not complete";
+  return out + "\n";
+}
+
+std::string render_ecn_probes(const v1::EcnProbesReply& reply, std::int64_t now_ns, const Style& style) {
+  Table table(style, {{"DESTINATION", false, true},
+                      {"PORT", true},
+                      {"DSCP", true},
+                      {"PLACE", false, true},
+                      {"VERDICT"},
+                      {"ECT(0)"},
+                      {"ECT(1)"},
+                      {"CE"},
+                      {"DSCP KEPT"},
+                      {"RTT", true},
+                      {"AGE", true}});
+  for (const auto& probe : reply.probes()) {
+    const auto fate = [](const v1::EcnFinding& finding) { return Cell(finding.fate(), state_colour(finding.fate())); };
+    table.add({probe.destination(), std::to_string(probe.port()), std::to_string(probe.dscp()), dash(probe.place()),
+               Cell(probe.verdict(), verdict_colour(probe.verdict())), fate(probe.ect0()), fate(probe.ect1()), fate(probe.ce()),
+               fate(probe.dscp_kept()), probe.rtt_us() == 0 ? "-" : human_us(probe.rtt_us()),
+               age_text(probe.time_ns(), now_ns)});
+  }
+  return table.flush();
 }
 
 std::string render_ccas(const v1::CcasReply& reply, const Style& style) {

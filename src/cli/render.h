@@ -20,7 +20,10 @@ std::string render_rollback(const v1::RollbackResult& result, const Style& style
 std::string render_down(const v1::DownResult& result, const Style& style);
 std::string render_diff(const v1::DiffReply& reply, bool verbose, const Style& style);
 std::string render_status(const v1::StatusReply& reply, std::int64_t now_ns, bool verbose, const Style& style);
-std::string render_explain(const std::string& destination, const v1::ExplainReply& reply, const Style& style);
+std::string render_explain(const std::string& destination, const v1::ExplainReply& reply, std::int64_t now_ns,
+                           const Style& style);
+std::string render_ecn_probe(const v1::EcnProbe& probe, const Style& style);
+std::string render_ecn_probes(const v1::EcnProbesReply& reply, std::int64_t now_ns, const Style& style);
 std::string render_ccas(const v1::CcasReply& reply, const Style& style);
 std::string render_cca(const v1::Cca& cca, const Style& style);
 std::string render_doctor(const v1::DoctorReply& reply, const Style& style);
@@ -58,6 +61,7 @@ class SocketCount {
 int status_of(const v1::MigrateResult& result);
 int status_of(const v1::DoctorReply& reply);
 int status_of(const v1::AuditReply& reply);
+int status_of(const v1::EcnProbe& probe);
 
 // "sluice: what", then the remedy and the detail (or how to see it) on lines of their own; problems of a file each as compilers
 // print them: file:line:column: error: what.

@@ -83,10 +83,10 @@ static bool drawn(__u64 n, __u32 action)
 	return (__u32)mix(mix(shared.config.seed + n) + action) < shared.config.threshold[action];
 }
 
-/* Is this packet of the sequence? Reports its payload's place and its ECN field too. */
-static bool classify(struct __sk_buff *skb, __u32 *payload, __u8 *ecn)
+/* Is this packet of the sequence? Reports its payload's place, its TOS byte, and whether it is a SYN that asks for ECN. */
+static bool classify(struct __sk_buff *skb, __u32 *payload, __u8 *tos, bool *ecn_syn)
 {
-	__u8 protocol, head[4], doff;
+	__u8 protocol, head[4], offset_flags[2];
 	__u32 l4;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -97,7 +97,7 @@ static bool classify(struct __sk_buff *skb, __u32 *payload, __u8 *ecn)
 		if (ip.frag_off & bpf_htons(0x1fff))
 			return false;
 		protocol = ip.protocol;
-		*ecn = ip.tos & 3;
+		*tos = ip.tos;
 		l4 = ETH_HLEN + (ip.ihl & 15) * 4;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip6;
@@ -105,7 +105,7 @@ static bool classify(struct __sk_buff *skb, __u32 *payload, __u8 *ecn)
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip6, sizeof(ip6)))
 			return false;
 		protocol = ip6.nexthdr;
-		*ecn = ip6.flow_lbl[0] >> 4 & 3;
+		*tos = ip6.priority << 4 | ip6.flow_lbl[0] >> 4;
 		l4 = ETH_HLEN + sizeof(ip6);
 	} else {
 		return false;
@@ -121,14 +121,36 @@ static bool classify(struct __sk_buff *skb, __u32 *payload, __u8 *ecn)
 	if (protocol == IPPROTO_UDP) {
 		*payload = l4 + 8;
 	} else if (protocol == IPPROTO_TCP) {
-		if (bpf_skb_load_bytes(skb, l4 + 12, &doff, 1))
+		if (bpf_skb_load_bytes(skb, l4 + 12, offset_flags, sizeof(offset_flags)))
 			return false;
-		*payload = l4 + (doff >> 4) * 4;
+		*payload = l4 + (offset_flags[0] >> 4) * 4;
+		*ecn_syn = (offset_flags[1] & 0xd2) == 0xc2;	/* SYN, ECE and CWR, no ACK */
 	} else {
 		return false;
 	}
 	return !shared.config.port || shared.config.port == (head[0] << 8 | head[1]) ||
 	       shared.config.port == (head[2] << 8 | head[3]);
+}
+
+/* Writes the TOS byte, and what depends on it. */
+static long put_tos(struct __sk_buff *skb, __u8 tos)
+{
+	__u8 head[2];
+	__u16 before, after;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, head, sizeof(head)))
+		return -1;
+	__builtin_memcpy(&before, head, sizeof(before));
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		head[1] = tos;
+		__builtin_memcpy(&after, head, sizeof(after));
+		if (bpf_l3_csum_replace(skb, ETH_HLEN + 10, before, after, sizeof(after)))
+			return -1;
+	} else {
+		head[0] = (head[0] & 0xf0) | tos >> 4;
+		head[1] = (head[1] & 0x0f) | tos << 4;
+	}
+	return bpf_skb_store_bytes(skb, ETH_HLEN, head, sizeof(head), 0);
 }
 
 /* Puts the packet in the virtual queue; answers the action it asks for, or IMPAIR_ACTION_COUNT. */
@@ -244,8 +266,8 @@ SEC("tc")
 int impair(struct __sk_buff *skb)
 {
 	__u32 payload = 0, queued;
-	__u8 ecn = 0, done = 0;
-	bool lost = false;
+	__u8 tos = 0, ecn, becomes, done = 0;
+	bool lost = false, ecn_syn = false;
 	__u64 n;
 
 	if (skb->mark == MARK_OURS) {
@@ -254,19 +276,30 @@ int impair(struct __sk_buff *skb)
 	}
 	if (!shared.enabled)
 		return TC_ACT_OK;
-	if (!classify(skb, &payload, &ecn)) {
+	if (!classify(skb, &payload, &tos, &ecn_syn)) {
 		count(IMPAIR_OTHER);
 		return TC_ACT_OK;
 	}
+	ecn = tos & 3;
+	becomes = shared.config.ecn[ecn];
 	n = __sync_fetch_and_add(&shared.next, 1);
 	count(IMPAIR_PACKETS);
 	count(ecn == 0 ? IMPAIR_SEEN_NOT_ECT : ecn == 1 ? IMPAIR_SEEN_ECT1 : ecn == 2 ? IMPAIR_SEEN_ECT0 : IMPAIR_SEEN_CE);
 
 	queued = queue(skb->len);
-	if (queued == IMPAIR_DROP || drawn(n, IMPAIR_DROP)) {
+	if (queued == IMPAIR_DROP || drawn(n, IMPAIR_DROP) || becomes == IMPAIR_ECN_DROP ||
+	    (ecn_syn && shared.config.drop_ecn_syn)) {
 		done |= 1 << IMPAIR_DROP;
 		lost = true;
 		goto out;
+	}
+	if (shared.config.set_dscp || becomes != ecn) {
+		__u8 changed = (shared.config.set_dscp ? shared.config.dscp << 2 : tos & ~3) | (becomes & 3);
+
+		if (put_tos(skb, changed))
+			count(IMPAIR_FAILED);
+		else
+			done |= 1 << IMPAIR_REWRITE;
 	}
 	if (queued == IMPAIR_CE || drawn(n, IMPAIR_CE))
 		done |= bpf_skb_ecn_set_ce(skb) == 1 ? 1 << IMPAIR_CE : 1 << IMPAIR_CE_NOT_ECT;

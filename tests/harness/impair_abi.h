@@ -15,6 +15,7 @@ enum impair_action {
 	IMPAIR_DUPLICATE,
 	IMPAIR_CORRUPT,
 	IMPAIR_REORDER,		/* held back */
+	IMPAIR_REWRITE,		/* its TOS byte was changed */
 	IMPAIR_ACTION_COUNT,
 };
 
@@ -31,6 +32,7 @@ enum impair_counter {
 	IMPAIR_COUNTER_COUNT,
 };
 
+#define IMPAIR_ECN_DROP 255		/* impair_config.ecn: drop packets of the codepoint */
 #define IMPAIR_HOLD_MAX 16		/* packets held at a time */
 #define IMPAIR_PACKET_MAX 2048		/* bytes; longer ones are not reordered */
 #define IMPAIR_JOURNAL_MAX 65536	/* packets of the sequence whose actions are recorded */
@@ -44,7 +46,11 @@ struct impair_config {
 	__u64 queue_limit_bytes;		/* drop above this backlog; 0 = never */
 	__u32 reorder_distance;			/* packets that overtake a held one */
 	__u16 port;				/* host order; only TCP and UDP from or to it; 0 = all */
-	__u16 pad;
+	__u8 drop_ecn_syn;			/* not 0: drop TCP SYNs with ECE and CWR */
+	__u8 set_dscp;				/* not 0: write `dscp` */
+	__u8 dscp;
+	__u8 pad[3];
+	__u8 ecn[4];				/* by codepoint as received: what it becomes, or IMPAIR_ECN_DROP */
 };
 
 struct impair_shared {

@@ -107,6 +107,15 @@ Status Impairment::restart(const ImpairmentSpec& spec) {
   if (spec.reorder > 0 && spec.reorder_distance == 0) return fail(Code::kInvalid, "a reorder distance of 0 reorders nothing");
   config.reorder_distance = spec.reorder_distance;
   config.port = spec.port;
+  config.drop_ecn_syn = spec.drop_ecn_syn ? 1 : 0;
+  for (std::size_t i = 0; i < spec.ecn.size(); ++i) {
+    if (spec.ecn[i] < ImpairmentSpec::kDrop || spec.ecn[i] > 3)
+      return fail(Code::kInvalid, "{} is no ECN codepoint", spec.ecn[i]);
+    config.ecn[i] = spec.ecn[i] == ImpairmentSpec::kDrop ? IMPAIR_ECN_DROP : static_cast<std::uint8_t>(spec.ecn[i]);
+  }
+  if (spec.dscp && (*spec.dscp < 0 || *spec.dscp > 63)) return fail(Code::kInvalid, "{} is no DSCP", *spec.dscp);
+  config.set_dscp = spec.dscp ? 1 : 0;
+  config.dscp = static_cast<std::uint8_t>(spec.dscp.value_or(0));
 
   impair_shared& shared = *state_->shared;
   __atomic_store_n(&shared.enabled, 0u, __ATOMIC_SEQ_CST);
@@ -129,6 +138,7 @@ ImpairmentCounters Impairment::counters() const {
           .duplicated = read(IMPAIR_DUPLICATE),
           .corrupted = read(IMPAIR_CORRUPT),
           .reordered = read(IMPAIR_REORDER),
+          .rewritten = read(IMPAIR_REWRITE),
           .released = read(IMPAIR_RELEASED),
           .seen_not_ect = read(IMPAIR_SEEN_NOT_ECT),
           .seen_ect0 = read(IMPAIR_SEEN_ECT0),

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// A bad wire: marks CE, drops, duplicates, corrupts and reorders what an interface receives (impair.bpf.c at its TC ingress,
-// for kernels without netem and RED). Packets of the sequence are TCP, UDP and ICMP echo; ARP, neighbour discovery and the
-// like pass untouched and uncounted, so that the same seed does the same to the same packets. Only the virtual queue, which
+// A bad wire: marks CE, drops, duplicates, corrupts, reorders and rewrites what an interface receives (impair.bpf.c at its TC
+// ingress, for kernels without netem and RED). Packets of the sequence are TCP, UDP and ICMP echo; ARP, neighbour discovery and
+// the like pass untouched and uncounted, so that the same seed does the same to the same packets. Only the virtual queue, which
 // depends on time, is not reproducible.
 //
 // Limits: with offloads on (LinkSpec) a "packet" is a super-packet and a corrupted one is not noticed by its checksum. A held
 // packet waits for later packets: at the end of a stream it stays, and acts as a loss.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,10 +41,16 @@ struct ImpairmentSpec {
   std::uint64_t queue_mark_bytes = 0;
   std::uint64_t queue_limit_bytes = 0;
   std::uint16_t port = 0;  // only TCP and UDP from or to this port; 0 = everything
+  // What old or strict middleboxes do, to every packet of the sequence.
+  static constexpr int kDrop = -1;
+  std::array<int, 4> ecn = {0, 1, 2,
+                            3};  // what each codepoint (the two bits: 1 = ECT(1), 2 = ECT(0), 3 = CE) becomes, or kDrop
+  std::optional<int> dscp = {};  // written into every packet
+  bool drop_ecn_syn = false;     // TCP SYNs with ECE and CWR
 };
 
 struct ImpairmentCounters {
-  std::uint64_t packets, other, ce, ce_not_ect, dropped, duplicated, corrupted, reordered, released;
+  std::uint64_t packets, other, ce, ce_not_ect, dropped, duplicated, corrupted, reordered, rewritten, released;
   std::uint64_t seen_not_ect, seen_ect0, seen_ect1, seen_ce;  // as received, before marking
   std::uint64_t hold_full, failed;
 };

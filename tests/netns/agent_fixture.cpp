@@ -207,6 +207,11 @@ Status Agent::kill() {
   return wait_exit();
 }
 
+Status Agent::stop() {
+  SLUICE_CHECK(process_->signal(SIGTERM));
+  return wait_exit();
+}
+
 Status Agent::wait_exit() {
   SLUICE_TRY(status, process_->wait(kCommand));  // its last programs and maps leave the kernel meanwhile
   process_.reset();

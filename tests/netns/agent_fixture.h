@@ -100,6 +100,8 @@ class Agent {
   Status launch(const std::vector<std::string>& more = {}, const std::string& surroundings = "");
   // SIGKILL, and gone.
   Status kill();
+  // SIGTERM, and gone.
+  Status stop();
   Status wait_exit();
   // Another one with the same options, to its end.
   Result<Output> run_daemon(const std::vector<std::string>& more);

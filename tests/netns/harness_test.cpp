@@ -443,6 +443,32 @@ TEST_P(BadWire, same_seed_does_the_same_to_the_same_packets_and_the_receiver_see
   EXPECT_NE(wire.journal(), journal) << "another seed";
 }
 
+TEST_P(BadWire, rewrites_and_drops_by_codepoint) {
+  constexpr std::uint32_t kCount = 50;
+  ASSERT_VALUE(topology, Topology::create(pair()));
+  ASSERT_VALUE(wire, Impairment::attach(topology.host("b"), "eth0", {.ecn = {0, 1, 3, 3}, .dscp = 10}));
+  ASSERT_VALUE(stream, Stream::open(topology.host("a"), topology.host("b"), GetParam(), 100));
+  OneCpu pinned;
+  ASSERT_OK(stream.send(kCount));
+  std::vector<Datagram> got = stream.receive();
+  ASSERT_EQ(got.size(), kCount) << "a wrong header checksum is as good as a loss";
+  EXPECT_TRUE(std::ranges::all_of(got, &Datagram::ce));
+  EXPECT_EQ(wire.counters().rewritten, kCount);
+  EXPECT_EQ(wire.counters().failed, 0u);
+
+  ASSERT_OK(wire.restart({.ecn = {0, 1, ImpairmentSpec::kDrop, 3}}));
+  ASSERT_OK(stream.send(kCount));
+  EXPECT_EQ(stream.receive().size(), 0u);
+  EXPECT_EQ(wire.counters().dropped, kCount);
+
+  ASSERT_OK(wire.restart({}));
+  ASSERT_OK(stream.send(kCount));
+  got = stream.receive();
+  ASSERT_EQ(got.size(), kCount);
+  EXPECT_TRUE(std::ranges::none_of(got, &Datagram::ce));
+  EXPECT_EQ(wire.counters().rewritten, 0u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, BadWire, testing::Values(AF_INET, AF_INET6),
                          [](const auto& test) { return test.param == AF_INET ? "ipv4" : "ipv6"; });
 
@@ -501,6 +527,12 @@ TEST(Impairment, refuses_what_it_cannot_do) {
   auto probability = Impairment::attach(topology.host("b"), "eth0", {.drop = 1.5});
   ASSERT_FALSE(probability.has_value());
   EXPECT_EQ(probability.error().code, Code::kInvalid);
+  auto codepoint = Impairment::attach(topology.host("b"), "eth0", {.ecn = {0, 1, 2, 4}});
+  ASSERT_FALSE(codepoint.has_value());
+  EXPECT_EQ(codepoint.error().code, Code::kInvalid);
+  auto dscp = Impairment::attach(topology.host("b"), "eth0", {.dscp = 64});
+  ASSERT_FALSE(dscp.has_value());
+  EXPECT_EQ(dscp.error().code, Code::kInvalid);
 }
 
 // ------------------------------------------------------------------------------------------------------------ Traffic

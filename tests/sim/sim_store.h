@@ -54,6 +54,12 @@ class SimStore final : public agent::Store {
   }
   Result<std::vector<agent::EventRecord>> events(uint64_t, uint32_t) override { return events_; }
 
+  Status put_ecn(const agent::EcnRecord& record) override {
+    ecn_.insert(ecn_.begin(), record);
+    return {};
+  }
+  Result<std::vector<agent::EcnRecord>> ecn(const std::string&, const std::string&, int64_t) override { return ecn_; }
+
   bool journal_open() const { return journal_.has_value(); }
 
  private:
@@ -67,6 +73,7 @@ class SimStore final : public agent::Store {
   std::optional<Row> journal_;
   int64_t last_id_ = 0;
   std::vector<agent::EventRecord> events_;
+  std::vector<agent::EcnRecord> ecn_;
 };
 
 }  // namespace sluice::sim

@@ -62,6 +62,16 @@ const char* const kSockets = R"(
   sockets { local: "10.0.0.1:443" remote: "10.0.0.9:50001" state: "established" cca: "bbr" locality: "intra_dc" netns_ino: 100 netns: "blue"
             ecn: "off" cwnd_segments: 20 srtt_us: 90 outcome: "locked by a route's congctl" })";
 
+const char* const kEcnProbe = R"probe(
+  destination: "10.2.0.7" port: 22 source: "10.0.0.1" place: "us/us1" time_ns: 1700000000000000000 verdict: "ect-cleared"
+  summary: "ECT(0) does not survive: ECT(0) is not-ECT at hop 2 (10.9.0.1)" rtt_us: 1200 hops_to_peer: 3 packets_sent: 67 duration_ms: 412
+  ect0 { fate: "cleared" hop: 2 text: "ECT(0) is not-ECT at hop 2 (10.9.0.1)" } ect1 { fate: "intact" hop: 2 text: "still at hop 2" }
+  ce { fate: "intact" at_destination: true text: "5 of 5 echoed by the peer" } dscp_kept { fate: "intact" hop: 2 text: "still 0 at hop 2" }
+  inbound { fate: "unknown" text: "the peer sent no data" } delivery { ecn: "CE" sent: 5 arrived: 5 }
+  hops { hop: 1 protocol: "tcp" sent: "ECT(0)" seen: "ECT(0)" router: "10.0.0.254" }
+  hops { hop: 1 protocol: "udp" sent: "ECT(0)" seen: "ECT(0)" router: "10.0.0.254" }
+  hops { hop: 2 protocol: "tcp" sent: "ECT(0)" seen: "not-ECT" router: "10.9.0.1" })probe";
+
 const char* const kMigrated = R"(seen: 12950 moved: 12000 namespaces: 2 passes: 1 duration_ms: 13.4 complete: true)";
 const char* const kIncomplete = R"(
   seen: 100 moved: 97 failed: 3 namespaces: 1 passes: 2 duration_ms: 2000 complete: false without_ecn: 5
@@ -240,6 +250,14 @@ parameters      beta=717 iw=100 (service web)
   EXPECT_EQ(agent.explain_request.local_port(), 80U);
   EXPECT_EQ(agent.explain_request.pid(), 7);
   EXPECT_EQ(agent.explain_request.cgroup(), "/web");
+  *agent.explain.mutable_ecn() = from_text<v1::EcnProbe>(kEcnProbe);
+  EXPECT_EQ(cli({"explain", "10.2.0.8"}), kOk);
+  EXPECT_THAT(cli.out(),
+              HasSubstr("ecn             ect-cleared: ECT(0) does not survive: ECT(0) is not-ECT at hop 2 (10.9.0.1); 10.2.0.7 "
+                        "port 22 was probed 10 min ago\n"
+                        "ecn ECT(0)      cleared: ECT(0) is not-ECT at hop 2 (10.9.0.1)\n"));
+  EXPECT_THAT(cli.out(), Not(HasSubstr("ecn CE")));  // only what is not as it should be
+  agent.explain.clear_ecn();
   agent.explain.clear_parameters();
   EXPECT_EQ(cli({"explain", "10.2.0.7", "--output", "yaml"}), kOk);
   EXPECT_EQ(cli.out(), R"(place: us/us1/r1
@@ -645,6 +663,104 @@ TEST_F(Commands, DownSaysWhatItRestored) {
 12,000 of 12,950 sockets moved, in 2 namespaces, 13.4 ms
   - restored net.ipv4.tcp_congestion_control = bbr
 )");
+}
+
+TEST_F(Commands, EcnProbeShowsFindingsAndHops) {
+  const auto probe = from_text<v1::EcnProbe>(kEcnProbe);
+  agent.progress = stream([&](v1::Progress& last) { *last.mutable_ecn_probed() = probe; });
+  EXPECT_EQ(cli({"ecn", "probe", "10.2.0.7:22", "--from", "10.0.0.1", "--dscp", "10", "--timeout", "10"}), kDegraded);
+  EXPECT_EQ(agent.ecn_probe_request.destination(), "10.2.0.7");
+  EXPECT_EQ(agent.ecn_probe_request.port(), 22U);
+  EXPECT_EQ(agent.ecn_probe_request.source(), "10.0.0.1");
+  EXPECT_EQ(agent.ecn_probe_request.dscp(), 10U);
+  EXPECT_GT(agent.ecn_probe_request.timeout_ms(), 0U);
+  EXPECT_LT(agent.ecn_probe_request.timeout_ms(), 10'000U);
+  EXPECT_EQ(cli.err(), "");
+  EXPECT_EQ(cli.out(), R"(10.2.0.7 port 22 from 10.0.0.1: ect-cleared
+ECT(0) does not survive: ECT(0) is not-ECT at hop 2 (10.9.0.1)
+
+WHAT     FATE     EVIDENCE
+ECT(0)   cleared  ECT(0) is not-ECT at hop 2 (10.9.0.1)
+ECT(1)   intact   still at hop 2
+CE       intact   5 of 5 echoed by the peer
+DSCP     intact   still 0 at hop 2
+inbound  unknown  the peer sent no data
+
+HOP  ROUTER      TCP ECT(0)  UDP ECT(0)  DSCP
+  1  10.0.0.254  ECT(0)      ECT(0)         0
+  2  10.9.0.1    not-ECT     -              0
+
+67 packets in 412 ms, rtt 1.2 ms, 3 hops, place us/us1
+)");
+  EXPECT_EQ(cli({"ecn", "probe", "10.2.0.7", "--output", "json"}), kDegraded);
+  EXPECT_EQ(agent.ecn_probe_request.port(), 443U);
+  EXPECT_EQ(agent.ecn_probe_request.timeout_ms(), 0U);
+  expect_json(probe);
+}
+
+TEST_F(Commands, EcnProbesExitStatusIsTheVerdict) {
+  const std::pair<const char*, int> cases[] = {
+      {"usable", kOk},          {"refused", kDegraded},     {"reflected", kDegraded},   {"syn-dropped", kDegraded},
+      {"syn-reset", kDegraded}, {"ect-dropped", kDegraded}, {"ect-cleared", kDegraded}, {"ce-cleared", kDegraded},
+      {"closed", kFailed},      {"silent", kFailed},        {"unreachable", kFailed},   {"unknown", kFailed}};
+  for (const auto& [verdict, status] : cases) {
+    agent.progress = stream([verdict = verdict](v1::Progress& last) { last.mutable_ecn_probed()->set_verdict(verdict); });
+    EXPECT_EQ(cli({"ecn", "probe", "10.2.0.7"}), status) << verdict;
+  }
+}
+
+TEST_F(Commands, EcnProbeTakesAddressesAndNames) {
+  agent.progress = stream([](v1::Progress& last) { last.mutable_ecn_probed()->set_verdict("usable"); });
+  const std::tuple<std::vector<std::string>, std::string, unsigned> cases[] = {
+      {{"fd00::7"}, "fd00::7", 443},
+      {{"[fd00::7]"}, "fd00::7", 443},
+      {{"[fd00::7]:22", "--port", "80"}, "fd00::7", 22},
+      {{"fd00::7", "-6"}, "fd00::7", 443},
+      {{"10.0.0.7", "--ipv4"}, "10.0.0.7", 443},
+      {{"localhost:80", "-4"}, "127.0.0.1", 80},
+  };
+  for (const auto& [words, address, port] : cases) {
+    std::vector<std::string> all = {"ecn", "probe"};
+    all.insert(all.end(), words.begin(), words.end());
+    EXPECT_EQ(cli(all), kOk) << words.front() << cli.err();
+    EXPECT_EQ(agent.ecn_probe_request.destination(), address);
+    EXPECT_EQ(agent.ecn_probe_request.port(), port);
+  }
+  agent.ecn_probe_request.Clear();
+  const std::pair<std::vector<std::string>, std::string> refused[] = {
+      {{"10.0.0.7", "-6"}, "'10.0.0.7' has no IPv6 address"},
+      {{"10.0.0.7", "-4", "-6"}, "-4 and -6 exclude each other"},
+      {{"10.0.0.7:0"}, "'0' is not a TCP port"},
+      {{"10.0.0.7:65536"}, "'65536' is not a TCP port"},
+      {{"[fd00::7"}, "'[fd00::7' is not [ADDRESS]:PORT"},
+      {{"[fd00::7]22"}, "is not [ADDRESS]:PORT"},
+  };
+  for (const auto& [words, text] : refused) {
+    std::vector<std::string> all = {"ecn", "probe"};
+    all.insert(all.end(), words.begin(), words.end());
+    EXPECT_EQ(cli(all), kFailed) << words.front();
+    EXPECT_THAT(cli.err(), HasSubstr(text));
+    EXPECT_THAT(cli.err(), HasSubstr("fix: "));
+  }
+  EXPECT_EQ(agent.ecn_probe_request.destination(), "");  // none of them was asked for
+  EXPECT_EQ(cli({"ecn", "probe", "10.0.0.7", "--dscp", "64"}), kUsage);
+  EXPECT_EQ(cli({"ecn", "probe"}), kUsage);
+}
+
+TEST_F(Commands, EcnListIsOneLineAProbe) {
+  *agent.ecn_probes.add_probes() = from_text<v1::EcnProbe>(kEcnProbe);
+  EXPECT_EQ(cli({"ecn", "list"}), kOk);
+  EXPECT_EQ(cli.out(), R"(DESTINATION  PORT  DSCP  PLACE   VERDICT      ECT(0)   ECT(1)  CE      DSCP KEPT     RTT     AGE
+10.2.0.7       22     0  us/us1  ect-cleared  cleared  intact  intact  intact     1.2 ms  10 min
+)");
+  EXPECT_EQ(cli({"ecn", "list", "10.2.0.7"}), kOk);
+  EXPECT_EQ(agent.ecn_probes_request.destination(), "10.2.0.7");
+  EXPECT_THAT(cli.out(), HasSubstr("  2  10.9.0.1    not-ECT"));
+  EXPECT_EQ(cli({"ecn", "list", "-o", "json"}), kOk);
+  expect_json(agent.ecn_probes);
+  agent.ecn_probes.Clear();
+  EXPECT_EQ(cli({"ecn", "list"}), kOk);
+  EXPECT_EQ(cli.out(), "no path was probed\n");
 }
 
 // ---- errors

@@ -121,6 +121,7 @@ class FakeAgent final : public v1::Agent::Service {
   std::vector<v1::Progress> progress;
   std::vector<v1::Sockets> sockets;
   std::vector<v1::Event> events;
+  v1::EcnProbesReply ecn_probes;
   std::optional<Error> error;
   bool stuck = false;
   std::function<void()> before_status = [] {};
@@ -136,6 +137,8 @@ class FakeAgent final : public v1::Agent::Service {
   v1::AuditRequest audit_request;
   v1::EventsRequest events_request;
   v1::DownRequest down_request;
+  v1::EcnProbeRequest ecn_probe_request;
+  v1::EcnProbesRequest ecn_probes_request;
 
   void release() {
     const std::lock_guard lock(mutex_);
@@ -210,6 +213,17 @@ class FakeAgent final : public v1::Agent::Service {
   grpc::Status Down(grpc::ServerContext*, const v1::DownRequest* request, grpc::ServerWriter<v1::Progress>* writer) override {
     down_request = *request;
     return send(progress, writer);
+  }
+
+  grpc::Status ProbeEcn(grpc::ServerContext*, const v1::EcnProbeRequest* request,
+                        grpc::ServerWriter<v1::Progress>* writer) override {
+    ecn_probe_request = *request;
+    return send(progress, writer);
+  }
+  grpc::Status ListEcnProbes(grpc::ServerContext*, const v1::EcnProbesRequest* request, v1::EcnProbesReply* reply) override {
+    ecn_probes_request = *request;
+    *reply = ecn_probes;
+    return end();
   }
 
  private:
