@@ -147,10 +147,15 @@ void judge_answer(const Answer& answer, const cli::Style& style) {
       judge_metrics(answer.status());
       return both(cli::render_status(answer.status(), kNow_ns, answer.verbose(), style), answer.status());
     case Answer::kExplain:
-      return both(cli::render_explain(answer.explain().prefix(), answer.explain(), style), answer.explain());
+      return both(cli::render_explain(answer.explain().prefix(), answer.explain(), kNow_ns, style), answer.explain());
     case Answer::kCcas:
       for (const auto& cca : answer.ccas().ccas()) judge_text(cli::render_cca(cca, style), style);
       return both(cli::render_ccas(answer.ccas(), style), answer.ccas());
+    case Answer::kAudit:
+      return both(cli::render_audit(answer.audit(), answer.verbose(), style), answer.audit());
+    case Answer::kEcnProbes:
+      for (const auto& probe : answer.ecn_probes().probes()) judge_text(cli::render_ecn_probe(probe, style), style);
+      return both(cli::render_ecn_probes(answer.ecn_probes(), kNow_ns, style), answer.ecn_probes());
     case Answer::kDoctor:
       return judge_doctor(answer.doctor(), style);
     case Answer::kSockets: {

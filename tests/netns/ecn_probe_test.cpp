@@ -120,7 +120,7 @@ class EcnPath : public testing::TestWithParam<int> {
   std::optional<Topology> topology_;
 };
 INSTANTIATE_TEST_SUITE_P(, EcnPath, testing::Values(AF_INET, AF_INET6),
-                         [](const auto& info) { return info.param == AF_INET ? "ipv4" : "ipv6"; });
+                         [](const auto& family) { return family.param == AF_INET ? "ipv4" : "ipv6"; });
 
 TEST_P(EcnPath, clean) {
   net::EcnFindings found;

@@ -213,7 +213,9 @@ TEST(Parse, SurvivesAnyBytes) {
     if (!bytes.empty() && random.chance(0.5)) bytes[0] = random.chance(0.5) ? 11 : 3;
     if (bytes.size() > 8 && random.chance(0.5)) bytes[8] = random.chance(0.5) ? 0x45 : 0x60;
     const auto packet = parse_ipv4(bytes);
-    if (packet) EXPECT_LE(packet->payload.size() + 20, bytes.size());
+    if (packet) {
+      EXPECT_LE(packet->payload.size() + 20, bytes.size());
+    }
     const auto segment = parse_tcp(bytes);
     if (segment) {
       EXPECT_LE(segment->payload_bytes + 20, bytes.size());
@@ -404,7 +406,7 @@ class Prober : public testing::TestWithParam<int> {
   SimPath path;
 };
 INSTANTIATE_TEST_SUITE_P(, Prober, testing::Values(AF_INET, AF_INET6),
-                         [](const auto& info) { return info.param == AF_INET ? "ipv4" : "ipv6"; });
+                         [](const auto& family) { return family.param == AF_INET ? "ipv4" : "ipv6"; });
 
 TEST_P(Prober, FindsAGoodPathUsable) {
   const auto seen = probe();

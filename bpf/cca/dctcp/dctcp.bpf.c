@@ -227,7 +227,7 @@ SL_CWND_EVENT(sk, event)
 	struct dctcp *ca = sl_priv(sk);
 	u32 ce = event - CA_EVENT_ECN_NO_CE, ecn = tp->ecn_flags;
 
-	if (ce > 1 || !(ecn & SL_TCP_ECN_OK))	/* CA_EVENT_ECN_NO_CE and CA_EVENT_ECN_IS_CE follow each other */
+	if (ce > 1 || !(ecn & SL_ECN_OK))	/* CA_EVENT_ECN_NO_CE and CA_EVENT_ECN_IS_CE follow each other */
 		return;
 	if (ce != ca->ce) {
 		turn_over(sk, ce);

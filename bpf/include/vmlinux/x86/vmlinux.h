@@ -2477,6 +2477,23 @@ struct bpf_iter__tcp {
 	uid_t uid;
 };
 
+struct bpf_map;
+
+struct bpf_iter__bpf_sk_storage_map {
+	union {
+		struct bpf_iter_meta *meta;
+	};
+	union {
+		struct bpf_map *map;
+	};
+	union {
+		struct sock *sk;
+	};
+	union {
+		void *value;
+	};
+};
+
 struct bpf_iter__task_file {
 	union {
 		struct bpf_iter_meta *meta;
