@@ -3,7 +3,7 @@
 # Build rules of the house: layered libraries, BPF objects, tests.
 #
 #   sluice_library(NAME FLOOR n [DEPS ...] [LINK ...])   src/NAME/*.cpp -> target sluice_NAME
-#   sluice_bpf_object(TARGET SOURCE OUTPUT)              clang -target bpf, rebuilt when a header changes
+#   sluice_bpf_object(TARGET SOURCE OUTPUT [OPTION...])  clang -target bpf, rebuilt when a header changes
 #   sluice_test(NAME SOURCES ... [LINK ...] [LABELS ...] [PRIVILEGED] [TIER quick|full])
 #
 # FLOOR is the storey of docs/architecture.md: a library may depend only on libraries of a lower floor, checked here, and by
@@ -57,7 +57,7 @@ function(sluice_bpf_object target source output)
     COMMAND ${SLUICE_BPF_CLANG} -g -O2 -target bpf -mcpu=v3 -D__TARGET_ARCH_${SLUICE_BPF_ARCH} -Wall -Wextra -Werror
             -Wno-unused-parameter -Wno-missing-declarations -fdebug-prefix-map=${CMAKE_SOURCE_DIR}=.
             -I${CMAKE_SOURCE_DIR}/bpf/include -I${CMAKE_SOURCE_DIR}/bpf/include/vmlinux/${SLUICE_BPF_ARCH}
-            -MD -MF ${output}.d -MT ${output} -c ${CMAKE_SOURCE_DIR}/${source} -o ${output}
+            ${ARGN} -MD -MF ${output}.d -MT ${output} -c ${CMAKE_SOURCE_DIR}/${source} -o ${output}
     DEPENDS ${CMAKE_SOURCE_DIR}/${source}
     DEPFILE ${output}.d
     COMMENT "BPF ${source}"

@@ -195,6 +195,7 @@ Result<std::vector<CcaSpec>> Engine::specs_for(const policy::Compiled& compiled,
     spec.object = found->object_path();
     spec.needs_ecn = item.needs_ecn;
     spec.load_params = item.load_values;
+    spec.shared_maps = found->manifest.shared_maps;
     std::string content = found->digest;
     for (const auto& [name, value] : item.load_values) content += fmt::format("\n{}={}", name, value);
     spec.digest = bundle::sha256_hex(content).substr(0, 16);

@@ -15,6 +15,7 @@
 
 #include "base/result.h"
 #include "bpfio/hook_programs.h"
+#include "bundle/manifest.h"
 #include "policy/compile.h"
 
 namespace sluice::agent {
@@ -29,6 +30,7 @@ struct CcaSpec {
   std::string object;  // path of the BPF object
   bool needs_ecn = false;
   std::map<std::string, uint64_t> load_params;  // `const volatile` variables of the object, set before load
+  std::vector<bundle::SharedMap> shared_maps;   // what its manifest says about the maps it shares
 
   std::string id() const { return name + "@" + version; }
 };

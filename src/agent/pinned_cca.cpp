@@ -55,6 +55,9 @@ constexpr std::pair<sl_cca_counter, std::string_view> kCounterNames[] = {
     {SL_CCA_RESCOPED, "rescoped"},
     {SL_CCA_ECN_FALLBACK, "ecn_fallback"},
     {SL_CCA_NO_VERDICT, "no_verdict"},
+    {SL_CCA_OWD_NONE, "owd_none"},
+    {SL_CCA_OWD_STALE, "owd_stale"},
+    {SL_CCA_OWD_SCHEMA, "owd_schema"},
 };
 
 }  // namespace
@@ -133,6 +136,7 @@ Result<uint32_t> PinnedCcas::load(const CcaSpec& spec) {
   std::copy(spec.kernel_name.begin(), spec.kernel_name.end(), self.begin());
   SLUICE_CHECK(object.set_rodata(SL_NAME_SELF, self));
   for (const auto& [name, value] : spec.load_params) SLUICE_CHECK(object.set_rodata(name, value));
+  SLUICE_CHECK(policy_.check_contracts(spec.id(), spec.shared_maps, object));
   SLUICE_TRY(shared, policy_.map_names());
   const auto own = object.map_names();
   for (const auto& name : shared) {

@@ -2,7 +2,7 @@
 #include "agent/pinned_policy.h"
 
 #include <fcntl.h>
-#include <sluice/abi/policy.h>
+#include <sluice/abi/owd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -53,6 +53,7 @@ constexpr Schema kSchemas[] = {
     {SL_SCHEMA_POLICY, "sl.policy", "sl_generations", SL_SCHEMA_POLICY_VERSION},
     {SL_SCHEMA_SOCK, "sl.sock", "sl_sock", SL_SCHEMA_SOCK_VERSION},
     {SL_SCHEMA_HANDOVER, "sl.handover", "sl_handover", SL_SCHEMA_HANDOVER_VERSION},
+    {SL_SCHEMA_OWD, SL_SCHEMA_OWD_NAME, "sl_owd", SL_SCHEMA_OWD_VERSION},
 };
 
 sl_cca_name to_key(const std::string& name) {
@@ -260,9 +261,46 @@ Status PinnedPolicy::take_programs(const bpfio::Object& object) {
   return {};
 }
 
+Result<bpfio::Map<uint32_t, sl_schema_entry>> PinnedPolicy::schemas() const {
+  SLUICE_TRY(fd, map("sl_schemas"));
+  return bpfio::Map<uint32_t, sl_schema_entry>::from(std::move(fd));
+}
+
+Status PinnedPolicy::check_contracts(const std::string& id, const std::vector<bundle::SharedMap>& declared,
+                                     const bpfio::Object& object) const {
+  SLUICE_TRY(pinned, schemas());
+  const auto refuse = [](std::string what) {
+    return fail(
+        make_error(Code::kConflict, std::move(what), "rebuild the bundle against this release's headers, under a new version"));
+  };
+  for (const auto& map : declared) {
+    const auto schema = std::ranges::find(kSchemas, map.schema, &Schema::name);
+    std::optional<sl_schema_entry> entry;
+    if (schema != std::end(kSchemas)) {
+      SLUICE_TRY(found, pinned.find(schema->index));
+      if (found && found->name_hash == fnv1a64(schema->name)) entry = *found;
+    }
+    if (!entry)
+      return refuse(fmt::format("{} wants shared map {} as {}@{}, and this agent has no schema of that name", id, map.name,
+                                map.schema, map.schema_version));
+    if (entry->version != map.schema_version)
+      return refuse(fmt::format("{} wants shared map {} as {}@{}, and {}@{} is pinned", id, map.name, map.schema,
+                                map.schema_version, map.schema, entry->version));
+  }
+  const auto names = object.map_names();
+  for (const auto& schema : kSchemas) {
+    if (std::ranges::find(names, schema.map) == names.end()) continue;
+    SLUICE_TRY(entry, pinned.find(schema.index));
+    SLUICE_TRY(type, object.value_type(std::string(schema.map)));
+    if (!entry || entry->btf_hash != type.hash)
+      return refuse(fmt::format("{} has shared map {} with layout {:016x}, and {}@{} with layout {:016x} is pinned", id,
+                                schema.map, type.hash, schema.name, entry ? entry->version : 0, entry ? entry->btf_hash : 0));
+  }
+  return {};
+}
+
 Status PinnedPolicy::write_schemas(const bpfio::Object& object) {
-  SLUICE_TRY(fd, object.map("sl_schemas"));
-  SLUICE_TRY(schemas, (bpfio::Map<uint32_t, sl_schema_entry>::from(std::move(fd))));
+  SLUICE_TRY(pinned, schemas());
   for (const auto& schema : kSchemas) {
     SLUICE_TRY(type, object.value_type(std::string(schema.map)));
     sl_schema_entry entry{};
@@ -270,7 +308,7 @@ Status PinnedPolicy::write_schemas(const bpfio::Object& object) {
     entry.version = schema.version;
     entry.value_size = type.size_bytes;
     entry.btf_hash = type.hash;
-    SLUICE_CHECK(schemas.update(schema.index, entry));
+    SLUICE_CHECK(pinned.update(schema.index, entry));
   }
   return {};
 }

@@ -9,6 +9,8 @@
 //   policy/ready/DIGEST    pinned last, removed first: what stands without it is debris of a load that was cut short
 #pragma once
 
+#include <sluice/abi/policy.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -72,6 +74,11 @@ class PinnedPolicy {
   Result<std::vector<std::string>> map_names() const;
   Result<bpfio::Link> iterator(const std::string& name) const;
 
+  // Refuses an object that was built for another version of a shared map than the pinned one: of what its manifest declares,
+  // and of the layout of every map with a contract that it has. Both sides are named.
+  Status check_contracts(const std::string& id, const std::vector<bundle::SharedMap>& declared,
+                         const bpfio::Object& object) const;
+
  private:
   Status detach(const std::string& pin);
   Status load_fresh(const std::string& digest);
@@ -79,6 +86,7 @@ class PinnedPolicy {
   Status load_objects(const std::vector<std::string>& replaced);
   Status mark_ready(const std::string& digest);
   Status take_programs(const bpfio::Object& object);
+  Result<bpfio::Map<uint32_t, sl_schema_entry>> schemas() const;
   Status write_schemas(const bpfio::Object& object);
 
   const bpfio::PinRoot& pins_;

@@ -452,7 +452,7 @@ TEST(Iterators, TcpWalkSeesOneNamespaceWhole) {
   Object object = loaded();
   Link link = must(Link::attach_iter(must(object.program("t_walk"))));
   EXPECT_EQ(must(link.info()).target, "tcp");
-  UniqueFd blue = test::new_netns(), red = test::new_netns(), empty = test::new_netns();
+  UniqueFd blue = test::scratch_netns(), red = test::scratch_netns(), empty = test::scratch_netns();
   std::vector<Listener> blues;
   std::set<std::uint32_t> expected;
   for (int i = 0; i < 100; i++) {

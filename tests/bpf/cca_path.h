@@ -50,6 +50,7 @@ struct PathSpec {
   std::uint64_t rate_bytes_per_s = 0;  // of the direction a -> b; 0 = not limited
   std::uint64_t queue_bytes = 0;       // before the bottleneck; more is dropped; 0 = no limit
   bool ecn = false;                    // negotiated at both ends
+  int netns[2] = {-1, -1};             // namespaces of a and b, if they exist already; else it makes them
 };
 
 struct Packet {
@@ -75,7 +76,7 @@ class Path {
 
   explicit Path(const PathSpec& spec) : spec_(spec), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     for (int side = 0; side < 2; ++side) {
-      netns_[side] = new_netns();
+      netns_[side] = spec_.netns[side] < 0 ? scratch_netns() : UniqueFd(::dup(spec_.netns[side]));
       must(on_thread_in_netns(netns_[side].get(), [&] { open_tun(side); }).has_value(), "enter namespace");
     }
     relay_ = std::thread([this] { relay(); });
@@ -104,6 +105,9 @@ class Path {
     std::lock_guard lock(mutex_);
     see_ = std::move(see);
   }
+  // From now on every packet that a side sends (0 = a, 1 = b) takes that much longer. Packets may overtake when it becomes
+  // less.
+  void delay(int side, std::uint32_t us) { delay_us_[side] = us; }
   std::uint64_t marked() const { return marked_; }
   std::uint64_t dropped() const { return dropped_; }
 
@@ -175,7 +179,7 @@ class Path {
     if (bytes.size() < 40 || ip[0] >> 4 != 4 || ip[9] != IPPROTO_TCP) return;
     const std::size_t ip_bytes = (ip[0] & 15u) * 4u, tcp_bytes = (ip[ip_bytes + 12] >> 4) * 4u;
     const auto now = Clock::now();
-    auto due = now + std::chrono::microseconds(spec_.one_way_us);
+    auto due = now + std::chrono::microseconds(spec_.one_way_us + delay_us_[from]);
     const auto payload = static_cast<std::uint32_t>(bytes.size() - ip_bytes - tcp_bytes);
 
     const auto word = [&](std::size_t at) {
@@ -236,6 +240,7 @@ class Path {
   std::mutex mutex_;
   std::function<Fate(const Packet&)> decide_;
   std::function<void(const Ack&)> see_;
+  std::atomic<std::uint32_t> delay_us_[2] = {0, 0};
   std::atomic<bool> stop_ = false;
   std::atomic<std::uint64_t> marked_ = 0, dropped_ = 0;
   // the relay's own

@@ -58,7 +58,7 @@ std::size_t protected_processes() {
 }
 
 TEST(NetnsKernel, NamespacesHeldByDescriptorOrMountAreFound) {
-  UniqueFd held = test::new_netns();
+  UniqueFd held = test::scratch_netns();
   const std::uint64_t inode = inode_of(held);
   auto list = find_netns();
   ASSERT_TRUE(list) << list.error().message();
@@ -93,7 +93,7 @@ TEST(NetnsKernel, NamespacesHeldByDescriptorOrMountAreFound) {
 }
 
 TEST(NetnsKernel, WorkRunsInsideAndTheCallerStaysOutside) {
-  UniqueFd inside = test::new_netns();
+  UniqueFd inside = test::scratch_netns();
   const std::string before = read_link("/proc/thread-self/ns/net").value();
   auto seen = run_in_netns(inside.get(), [] { return read_link("/proc/thread-self/ns/net"); });
   EXPECT_EQ(seen.value(), fmt::format("net:[{}]", inode_of(inside)));
@@ -106,7 +106,7 @@ TEST(NetnsKernel, WorkRunsInsideAndTheCallerStaysOutside) {
 }
 
 TEST(NetnsKernel, SysctlsAreTheNamespacesOwn) {
-  UniqueFd blue = test::new_netns(), red = test::new_netns();
+  UniqueFd blue = test::scratch_netns(), red = test::scratch_netns();
   ASSERT_TRUE(write_sysctl(blue.get(), kDefaultCcaSysctl, "reno"));
   EXPECT_EQ(read_sysctl(blue.get(), kDefaultCcaSysctl).value(), "reno");
   const std::string other = read_sysctl(red.get(), "net.ipv4.tcp_ecn").value();
@@ -129,7 +129,7 @@ TEST(NetnsKernel, SysctlsAreTheNamespacesOwn) {
 }
 
 TEST(NetnsKernel, RoutesWithACongestionControlAreListed) {
-  UniqueFd netns = test::new_netns();
+  UniqueFd netns = test::scratch_netns();
   EXPECT_THAT(congctl_routes(netns.get()).value(), IsEmpty());
   ip(netns.get(), "link set lo up");
   ip(netns.get(), "route add 10.9.0.0/16 dev lo congctl lock reno");

@@ -21,7 +21,7 @@
 
 namespace sluice::test {
 
-inline UniqueFd new_netns() {
+inline UniqueFd scratch_netns() {
   UniqueFd fd;
   std::thread([&fd] {
     if (::unshare(CLONE_NEWNET) == 0) fd.reset(::open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));

@@ -267,9 +267,9 @@ Result<nlohmann::json> Agent::apply(const Policy& policy, const std::set<int>& a
 Result<Output> Agent::try_apply(const Policy& policy) const { return cli({"apply", write_policy(policy.document())}); }
 
 Status Agent::copy_bundle(const std::string& from, const std::string& version,
-                          const std::vector<std::pair<std::string, std::string>>& edits) const {
+                          const std::vector<std::pair<std::string, std::string>>& edits, const std::string& root) const {
   const auto slash = from.find('/');
-  const std::string source = kBundles + "/" + from;
+  const std::string source = (root.empty() ? kBundles : root) + "/" + from;
   const std::string target = fmt::format("{}/bundles/{}/{}", dir_, from.substr(0, slash), version);
   std::error_code error;
   fs::create_directories(target, error);

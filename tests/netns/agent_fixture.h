@@ -118,9 +118,10 @@ class Agent {
   std::string write_policy(const std::string& document) const;  // returns the path
   Result<Output> try_apply(const Policy& policy) const;         // whatever comes of it
 
-  // A bundle like `from`, in dir()/bundles, its manifest edited: each first part replaced by its second.
+  // A bundle like `from` of the folder `root` (empty = the build's bundles), in dir()/bundles, its manifest edited: each first
+  // part replaced by its second.
   Status copy_bundle(const std::string& from, const std::string& version,
-                     const std::vector<std::pair<std::string, std::string>>& edits = {}) const;
+                     const std::vector<std::pair<std::string, std::string>>& edits = {}, const std::string& root = "") const;
   // A CCA bundle without parameters of one of this folder's objects.
   Status make_bundle(const std::string& name, const std::string& object, const std::string& hooks,
                      const std::string& ecn = "ignores", const std::string& version = "1.0.0") const;

@@ -35,6 +35,7 @@
  *      changed: a socket that was moved is reported as moved.
  */
 #include "report.bpf.h"
+#include <sluice/bpf/owd_map.bpf.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 

@@ -79,8 +79,11 @@ enum sl_cca_counter {
 	SL_CCA_RESCOPED,		/* a new generation chose the same CCA: place and parameters refreshed */
 	SL_CCA_ECN_FALLBACK,		/* the new generation's CCA needs ECN, the connection has none: fallback taken */
 	SL_CCA_NO_VERDICT,		/* the policy had no rule for the socket, or changed underway; asked again next RTT */
-	SL_CCA_COUNTER_OWN = 16,
-	SL_CCA_COUNTER_COUNT = 32,
+	SL_CCA_OWD_NONE,		/* no one-way delay: no producer, or it has no sample of this connection yet */
+	SL_CCA_OWD_STALE,		/* the last sample is too old: the producer is gone, or sees nothing of this connection */
+	SL_CCA_OWD_SCHEMA,		/* sl_owd, or the sample in it, has another version: done without */
+	SL_CCA_COUNTER_OWN = 24,
+	SL_CCA_COUNTER_COUNT = 40,
 };
 
 /* One record per RTT per selected connection (fields: at least those of the CCALogger). */

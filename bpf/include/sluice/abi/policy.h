@@ -161,6 +161,7 @@ enum sl_schema {
 	SL_SCHEMA_POLICY = 0,	/* sl_config, sl_generations and the tables */
 	SL_SCHEMA_SOCK = 1,	/* sl_sock */
 	SL_SCHEMA_HANDOVER = 2,	/* sl_handover */
+	SL_SCHEMA_OWD = 3,	/* sl_owd: sluice/abi/owd.h */
 	SL_SCHEMA_COUNT = 8,
 };
 #define SL_SCHEMA_POLICY_VERSION 1
