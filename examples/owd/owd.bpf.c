@@ -104,13 +104,47 @@ static __always_inline __u32 tcp_offset(struct __sk_buff *skb)
 	return 0;
 }
 
+/* A walk over the options, for bpf_loop(): the verifier would follow each way through forty rounds. */
+struct option_walk {
+	__u8 options[TCP_OPTIONS_MAX];
+	__u32 bytes;
+	__u32 at;
+	__u32 found; /* offset of the timestamps; ~0 = none so far */
+};
+
+static long next_option(__u32 round, struct option_walk *walk)
+{
+	__u32 i = walk->at;
+
+	/* Whatever comes there, timestamps have no room any more. */
+	if (i > TCP_OPTIONS_MAX - TCP_OPTION_TIMESTAMP_BYTES || i + TCP_OPTION_TIMESTAMP_BYTES > walk->bytes)
+		return 1;
+	switch (walk->options[i]) {
+	case TCP_OPTION_END:
+		return 1;
+	case TCP_OPTION_NOP:
+		walk->at = i + 1;
+		return 0;
+	case TCP_OPTION_TIMESTAMP:
+		if (walk->options[i + 1] == TCP_OPTION_TIMESTAMP_BYTES)
+			walk->found = i + 2;
+		return 1;
+	}
+	walk->at = i + walk->options[i + 1];
+	return walk->options[i + 1] < 2; /* malformed */
+}
+
+static __always_inline __u32 big_endian(const __u8 *at)
+{
+	return (__u32)at[0] << 24 | at[1] << 16 | at[2] << 8 | at[3];
+}
+
 /* enum owd_counter of why there are none, or OWD_COUNT_SAMPLE. */
 static __always_inline __u32 read_timestamps(struct __sk_buff *skb, struct timestamps *ts)
 {
-	__u8 options[TCP_OPTIONS_MAX] = {};
-	__u32 at = tcp_offset(skb), bytes, i = 0;
+	struct option_walk walk = { .found = ~0U };
+	__u32 at = tcp_offset(skb);
 	struct tcphdr tcp;
-	int round;
 
 	if (!at || bpf_skb_load_bytes(skb, at, &tcp, sizeof(tcp)))
 		return OWD_COUNT_NOT_TCP;
@@ -118,30 +152,16 @@ static __always_inline __u32 read_timestamps(struct __sk_buff *skb, struct times
 		return OWD_COUNT_NO_ACK;
 	if (tcp.doff * 4 <= (int)sizeof(tcp))
 		return OWD_COUNT_NO_TIMESTAMPS;
-	bytes = tcp.doff * 4 - sizeof(tcp);
-	if (bytes > sizeof(options) || bpf_skb_load_bytes(skb, at + sizeof(tcp), options, bytes))
+	walk.bytes = tcp.doff * 4 - sizeof(tcp);
+	if (walk.bytes > TCP_OPTIONS_MAX || bpf_skb_load_bytes(skb, at + sizeof(tcp), walk.options, walk.bytes))
 		return OWD_COUNT_NO_TIMESTAMPS;
-
-	for (round = 0; round < TCP_OPTIONS_MAX; round++) {
-		if (i >= bytes || i >= TCP_OPTIONS_MAX || options[i] == TCP_OPTION_END)
-			break;
-		if (options[i] == TCP_OPTION_NOP) {
-			i++;
-			continue;
-		}
-		if (i > TCP_OPTIONS_MAX - TCP_OPTION_TIMESTAMP_BYTES || i + TCP_OPTION_TIMESTAMP_BYTES > bytes)
-			break;	/* whatever it is, timestamps have no room from here on */
-		if (options[i] == TCP_OPTION_TIMESTAMP && options[i + 1] == TCP_OPTION_TIMESTAMP_BYTES) {
-			ts->ack = bpf_ntohl(tcp.ack_seq);
-			ts->val = (__u32)options[i + 2] << 24 | options[i + 3] << 16 | options[i + 4] << 8 | options[i + 5];
-			ts->ecr = (__u32)options[i + 6] << 24 | options[i + 7] << 16 | options[i + 8] << 8 | options[i + 9];
-			return OWD_COUNT_SAMPLE;
-		}
-		if (options[i + 1] < 2) /* malformed */
-			break;
-		i += options[i + 1];
-	}
-	return OWD_COUNT_NO_TIMESTAMPS;
+	bpf_loop(TCP_OPTIONS_MAX, next_option, &walk, 0);
+	if (walk.found > TCP_OPTIONS_MAX - 8)
+		return OWD_COUNT_NO_TIMESTAMPS;
+	ts->ack = bpf_ntohl(tcp.ack_seq);
+	ts->val = big_endian(walk.options + walk.found);
+	ts->ecr = big_endian(walk.options + walk.found + 4);
+	return OWD_COUNT_SAMPLE;
 }
 
 /* Returns the counter to bump. */
