@@ -23,7 +23,7 @@ const std::string kFollower = SLUICE_BUILD_DIR "/tests/bundles/delay_follower/1.
 const std::string kProducer = SLUICE_BUILD_DIR "/examples/owd/owd.bpf.o";
 constexpr std::uint32_t kQueueOffset = 32;  // delay_follower's queue_units, right behind struct sl_core
 constexpr std::uint32_t kNoSample = 0xffff;
-constexpr PathSpec kLine = {.one_way_us = 10000};
+constexpr PathSpec kTwentyMs = {.one_way_us = 10000};
 
 std::uint32_t window_for(std::uint32_t queue_us) { return std::max(64U * 20000U / (20000U + queue_us / 64 * 64), 2U); }
 
@@ -105,7 +105,7 @@ class Consumer : public testing::Test {
     })) << queue_us;
   }
 
-  Path path{kLine};
+  Path path{kTwentyMs};
   PolicyObject policy;
   std::optional<Cca> follower;
   Trace trace{path, kQueueOffset};
