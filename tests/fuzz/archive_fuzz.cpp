@@ -41,7 +41,7 @@ struct Root {
   Root() {
     path = (fs::temp_directory_path() / "sluice-fuzz-XXXXXX").string();
     SLUICE_ASSERT(::mkdtemp(path.data()) != nullptr);
-    path += "/root";
+    path += "/bundles";
   }
   ~Root() { fs::remove_all(fs::path(path).parent_path()); }
   std::string path;

@@ -107,7 +107,7 @@ class OwdTest : public testing::Test {
     auto shown = agent_->json({"cca", "show", kFollower});
     EXPECT_OK(shown);
     if (!shown) return 0;
-    for (const auto& counter : (*shown)["counters"])
+    for (const auto& counter : (*shown)["ccas"][0]["counters"])
       if (counter["name"] == name) return std::stoull(counter["value"].get<std::string>());
     ADD_FAILURE() << "no counter " << name << " in " << shown->dump();
     return 0;
