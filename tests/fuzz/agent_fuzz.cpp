@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <memory>
 
+#include "agent/audit.h"
+#include "agent/ecn.h"
 #include "agent/engine.h"
 #include "agent/sqlite_store.h"
 #include "base/log.h"
@@ -29,6 +31,7 @@ constexpr int kEvents = 20;
 // What all inputs share and none changes.
 struct World {
   World() {
+    check_covers_api(*Step::descriptor(), Side::kRequest, {"DoctorRequest", "EcnProbeRequest"});  // they look at the machine
     init_log({LogLevel::kOff, LogFormat::kText, nullptr});
     folder = (std::filesystem::temp_directory_path() / "sluice-fuzz-XXXXXX").string();
     SLUICE_ASSERT(::mkdtemp(folder.data()) != nullptr);
@@ -104,6 +107,7 @@ class Host {
     start();
     kernel_.foreign_ccas.clear();
     kernel_.others.clear();
+    kernel_.hook_full = false;
     for (auto& socket : kernel_.all_sockets()) socket.locked = false;
     SLUICE_ASSERT(engine_->down({}, quiet).has_value());
     SLUICE_ASSERT(!kernel_.anything_pinned() && !store_.journal_open());
@@ -152,6 +156,12 @@ class Host {
           return true;
         }));
         return;
+      case Step::kAudit:
+        judge(agent::audit_report(*engine_, !step.audit().skip_sockets()));
+        return;
+      case Step::kEcnProbes:
+        judge(agent::ecn_report(*engine_, step.ecn_probes()));
+        return;
       case Step::kEvents:
         judge_events(step.events());
         return;
@@ -192,6 +202,10 @@ class Host {
         return;
       case WORLD_NO_OTHER_USER:
         return kernel_.others.clear();
+      case WORLD_HOOK_FULL:
+      case WORLD_HOOK_FREE:
+        kernel_.hook_full = what == WORLD_HOOK_FULL;
+        return;
       default:
         return;
     }

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <string_view>
 
 namespace sluice::fuzz {
 
@@ -15,5 +17,10 @@ const google::protobuf::Message& prototype();
 
 // False when no peer could have sent it: not the text of such a message, or strings that are not UTF-8, which gRPC refuses.
 bool read_input(const std::uint8_t* data, std::size_t size, google::protobuf::Message& message);
+
+// Every call of the agent's API has its message of this kind among the fields of `input`, but for those of the types named: a
+// new call must not be forgotten here.
+enum class Side { kRequest, kReply };
+void check_covers_api(const google::protobuf::Descriptor& input, Side side, std::initializer_list<std::string_view> but);
 
 }  // namespace sluice::fuzz

@@ -206,6 +206,10 @@ const google::protobuf::Message& prototype() { return Answer::default_instance()
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace sluice::fuzz;
+  [[maybe_unused]] static const bool kComplete = [] {
+    check_covers_api(*Answer::descriptor(), Side::kReply, {"Progress"});  // its results are here
+    return true;
+  }();
   Answer answer;
   if (!read_input(data, size, answer)) return -1;
   constexpr unsigned kColumnsMax = 400;
