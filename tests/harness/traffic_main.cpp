@@ -49,7 +49,7 @@ both:
   --record FILE          one JSON line for each event: open, sample, close, fail
   --control              commands on stdin: "sample" records all open connections (as SIGUSR1 does), "stop" ends (as SIGTERM
                          does); so does the end of stdin
-  --max-seconds S        end after this time whatever happens; what is open then has failed (60)
+  --max-seconds S        end after this time whatever happens; what is open then has failed (600)
   --cca NAME             TCP_CONGESTION of its own sockets; a server sets it on its listeners
 server:
   --listen ADDRESS:PORT  may be repeated; [::] takes IPv4 too. Prints "ready" when it listens
@@ -71,7 +71,7 @@ constexpr std::uint32_t kMagic = 0x534c5452;
 constexpr std::size_t kPatternPeriod = 256;
 constexpr std::size_t kChunk = 65536;
 constexpr std::uint64_t kSecond = 1000000000;
-constexpr std::uint64_t kDrainNs = 10 * kSecond;  // a stopped client gives up when nothing has moved for so long
+constexpr std::uint64_t kDrainNs = 60 * kSecond;  // a stopped client gives up when nothing has moved for so long
 constexpr std::uint32_t kMaxBody = 1u << 30;
 
 [[noreturn]] void die(int status, const std::string& why) {
@@ -152,7 +152,7 @@ struct Options {
   std::vector<Address> listen, connect, bind;
   std::string record, cca;
   std::uint64_t connections = 0, concurrency = 0, rate = 0, bytes = 1024, reply_bytes = 1024, requests = 1;
-  double hold_s = 0, max_s = 60;
+  double hold_s = 0, max_s = 600;
   std::uint64_t period_ms = 100;
 };
 
@@ -772,7 +772,7 @@ int Engine::run() {
     if (now >= deadline_ns_ || (stopping_ && now >= drain_until_ns_)) {
       for (std::size_t fd = 0; fd < by_fd_.size(); fd++) {
         if (!by_fd_[fd]) continue;
-        fail(*by_fd_[fd], "not ended in time");
+        fail(*by_fd_[fd], by_fd_[fd]->phase == Phase::kConnecting ? "not connected in time" : "not ended in time");
       }
       if (!options_.server && !stopping_ && launched_ < options_.connections) {
         errors_["not begun in time"] += options_.connections - launched_;

@@ -396,9 +396,15 @@ Result<std::vector<TrafficRecord>> Churn::stop() {
   std::vector<TrafficRecord> all;
   const auto take = [&](Traffic& traffic, const std::string& file) -> Status {
     SLUICE_TRY(summary, traffic.stop(kSoon));
-    if (summary.failed > 0)
-      return fail(Code::kInternal, "{} connections failed, such as for {}", summary.failed, summary.errors.begin()->first);
     SLUICE_TRY(records, read_traffic_records(file));
+    if (summary.failed > 0) {
+      const auto failed = std::ranges::find(records, "fail", &TrafficRecord::event);
+      return fail(Code::kInternal, "{} connections failed, such as for {}{}", summary.failed, summary.errors.begin()->first,
+                  failed == records.end()
+                      ? ""
+                      : fmt::format(": {} to {} on {}, window {}, {} retransmits", failed->local, failed->remote, failed->cca,
+                                    failed->cwnd_segments, failed->retransmits));
+    }
     all.insert(all.end(), records.begin(), records.end());
     return {};
   };

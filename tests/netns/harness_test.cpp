@@ -684,7 +684,7 @@ TEST(Traffic, says_what_failed_and_ends_in_time) {
   ASSERT_VALUE(client, Traffic::client(a, {"--connect", at(b, AF_INET), "--connections", "5", "--max-seconds", "0.2"}));
   ASSERT_VALUE(cut, client.finish(kSoon));
   EXPECT_EQ(cut.failed, 5u);
-  EXPECT_EQ(cut.errors, (std::map<std::string, std::uint64_t>{{"not ended in time", 5}}));
+  EXPECT_EQ(cut.errors, (std::map<std::string, std::uint64_t>{{"not connected in time", 5}}));
   ASSERT_VALUE(served, server.stop(kSoon));
   EXPECT_EQ(served.opened, 0u);
 }
