@@ -93,7 +93,7 @@ function(sluice_test name)
   endif()
   if(SLUICE_SANITIZE STREQUAL thread)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT_MODIFICATION
-                         "TSAN_OPTIONS=set:halt_on_error=1:suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp")
+                         "TSAN_OPTIONS=set:halt_on_error=1")
   endif()
   set(labels ${A_LABELS} ${A_TIER})
   if(A_PRIVILEGED)
