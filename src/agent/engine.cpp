@@ -188,6 +188,10 @@ Result<std::vector<CcaSpec>> Engine::specs_for(const policy::Compiled& compiled,
       error.min_kernel = oldest;
       return fail(std::move(error));
     }
+    if (!item.rolled_back)
+      for (const auto& feature : found->manifest.kernel_features)
+        if (auto status = kernel_.require_feature(feature); !status)
+          return fail(std::move(status).error().within(fmt::format("bundle {}, 'kernel.features'", item.ref.text())));
     CcaSpec spec;
     spec.name = item.ref.name;
     spec.version = item.ref.version.text();

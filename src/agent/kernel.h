@@ -160,7 +160,8 @@ class Kernel {
   virtual ~Kernel() = default;
 
   virtual Result<Observed> observe() = 0;
-  virtual std::string release() = 0;  // "6.18.44"
+  virtual std::string release() = 0;                            // "6.18.44"
+  virtual Status require_feature(const std::string& name) = 0;  // one that doctor lists; kUnsupported, kInvalid: no such name
   // The congestion control of the host where we do not choose: the initial (or own) namespace's sysctl.
   virtual Result<std::string> default_cca() = 0;
   virtual Result<std::vector<std::string>> available_ccas() = 0;

@@ -206,6 +206,14 @@ Result<Observed> RealKernel::observe() {
   return observed;
 }
 
+Status RealKernel::require_feature(const std::string& name) {
+  const bpfio::Feature* feature = bpfio::find_feature(name);
+  if (feature == nullptr)
+    return fail(
+        make_error(Code::kInvalid, fmt::format("'{}' is no kernel feature", name), "`sluice doctor` lists their names"));
+  return bpfio::require(feature->id, {options_.proc_root, "/sys"});
+}
+
 Result<std::string> RealKernel::default_cca() { return read_sysctl(std::string(net::kDefaultCcaSysctl)); }
 Result<std::vector<std::string>> RealKernel::available_ccas() { return bpfio::available_ccas(options_.proc_root); }
 

@@ -37,6 +37,7 @@ class RealKernel final : public Kernel {
 
   Result<Observed> observe() override;
   std::string release() override;
+  Status require_feature(const std::string& name) override;
   Result<std::string> default_cca() override;
   Result<std::vector<std::string>> available_ccas() override;
   Result<std::vector<std::string>> struct_ops_names() override;

@@ -114,6 +114,15 @@ TEST_F(AgentRefusalTest, a_bundle_that_needs_a_newer_kernel) {
   expect_refused(policy, 1, AllOf(HasSubstr("cubic@2.0.0"), HasSubstr("99.1"), HasSubstr("kernel")));
 }
 
+TEST_F(AgentRefusalTest, a_bundle_that_needs_a_feature_that_no_kernel_has) {
+  ASSERT_NO_FATAL_FAILURE(start_with_policy());
+  ASSERT_OK(agent_->copy_bundle("cubic/1.0.0", "2.0.0", {{"features: [struct_ops]", "features: [struct_ops, warp-drive]"}}));
+  Policy policy = kPolicy;
+  policy.bundles = {kCubic, "cubic@2.0.0"};
+  policy.uses.near = "cubic@2.0.0";
+  expect_refused(policy, 1, AllOf(HasSubstr("cubic@2.0.0"), HasSubstr("'warp-drive'"), HasSubstr("sluice doctor")));
+}
+
 TEST_F(AgentRefusalTest, an_unknown_bundle_or_version) {
   ASSERT_NO_FATAL_FAILURE(start_with_policy());
   Policy policy = kPolicy;

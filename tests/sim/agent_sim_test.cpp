@@ -356,6 +356,17 @@ TEST_F(AgentSim, a_foreign_cca_of_the_same_name_is_a_conflict_and_changes_nothin
   EXPECT_FALSE(host.kernel.anything_pinned());
 }
 
+TEST_F(AgentSim, a_bundle_whose_feature_the_kernel_lacks_changes_nothing) {
+  Host host(bundles_, seed_);
+  ASSERT_TRUE(host.start());
+  host.kernel.missing_features = {"struct_ops"};
+  const auto status = host.run(Op::kApplyFirst);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, Code::kUnsupported);
+  EXPECT_THAT(status.error().message(), testing::StartsWith("bundle cubic@1.0.0, 'kernel.features': struct_ops is missing"));
+  EXPECT_FALSE(host.kernel.anything_pinned());
+}
+
 TEST_F(AgentSim, a_rolled_back_version_needs_a_decision_to_return) {
   Host host(bundles_, seed_);
   ASSERT_TRUE(host.start());

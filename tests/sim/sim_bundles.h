@@ -35,7 +35,7 @@ class Bundles {
     std::ofstream(folder / (name + ".bpf.o")) << name << version;
     std::ofstream(folder / "bundle.yaml") << fmt::format(
         "name: {0}\nversion: {1}\nclass: cca\nsummary: for the simulation\nlicense: Dual BSD/GPL\nobjects: [{0}.bpf.o]\n"
-        "kernel: {{min: \"6.12\"}}\nhooks: [init, release, ssthresh, cong_avoid, undo_cwnd]\n"
+        "kernel: {{min: \"6.12\", features: [struct_ops]}}\nhooks: [init, release, ssthresh, cong_avoid, undo_cwnd]\n"
         "signals: {{ecn: tolerates, delay: true, loss: true}}\n"
         "parameters:\n  - {{name: beta, type: u64, unit: permille, min: 100, max: 1000, default: 700, when: live, summary: "
         "b}}\n"

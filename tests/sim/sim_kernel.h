@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,10 @@ class SimKernel final : public agent::Kernel {
 
   Result<agent::Observed> observe() override;
   std::string release() override { return "6.18.0-sim"; }
+  Status require_feature(const std::string& name) override {
+    if (missing_features.contains(name)) return fail(Code::kUnsupported, "{} is missing", name);
+    return {};
+  }
   Result<std::string> default_cca() override { return std::string("bbr"); }
   Result<std::vector<std::string>> available_ccas() override;
   Result<std::vector<std::string>> struct_ops_names() override { return foreign_ccas; }
@@ -93,6 +98,7 @@ class SimKernel final : public agent::Kernel {
   std::map<uint64_t, std::string> cgroups;  // id -> folder
   uint64_t generation() const { return generation_; }
   std::string broken_invariant;  // the first one, with what was seen; empty = none
+  std::set<std::string> missing_features;
   std::vector<std::string> foreign_ccas;
   std::map<std::string, std::vector<agent::OtherUser>> others;  // sysctl defaults and routes, by CCA name
 
