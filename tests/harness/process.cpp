@@ -13,7 +13,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <utility>
+
+#include "base/file.h"
 
 namespace sluice::test {
 namespace {
@@ -33,6 +36,17 @@ Result<std::pair<Fd, Fd>> make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) < 0) return fail_errno(errno, "cannot make a pipe");
   return std::pair<Fd, Fd>(Fd(ends[0]), Fd(ends[1]));
+}
+
+// Where each thread of a process is in the kernel: what one wants to know of a process that does not end.
+std::string threads_of(pid_t pid) {
+  std::string text;
+  std::error_code none;
+  for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), none)) {
+    const auto read = [&](const char* file) { return read_file(task.path() / file).value_or(""); };
+    text += fmt::format("\n{} {}syscall {}{}", task.path().filename().string(), read("comm"), read("syscall"), read("stack"));
+  }
+  return text;
 }
 
 }  // namespace
@@ -172,7 +186,8 @@ Result<int> Process::wait(Millis timeout) {
   if (exit_status_ >= 0) return exit_status_;
   int ready = poll_until(pidfd_.get(), POLLIN, Clock::now() + timeout);
   if (ready < 0) return fail_errno(errno, "cannot wait for process {}", pid_);
-  if (ready == 0) return fail(Code::kTimeout, "process {} still runs after {} ms", pid_, timeout.count());
+  if (ready == 0)
+    return fail(Code::kTimeout, "process {} still runs after {} ms, its threads:{}", pid_, timeout.count(), threads_of(pid_));
   int status = 0;
   if (::waitpid(pid_, &status, 0) != pid_) return fail_errno(errno, "cannot reap process {}", pid_);
   exit_status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

@@ -213,7 +213,9 @@ Status Agent::stop() {
 }
 
 Status Agent::wait_exit() {
-  SLUICE_TRY(status, process_->wait(kCommand));  // its last programs and maps leave the kernel meanwhile
+  auto ended = process_->wait(kCommand);  // its last programs and maps leave the kernel meanwhile
+  if (!ended) return fail(std::move(ended).error().within("its log:\n" + log()));
+  const int status = *ended;
   process_.reset();
   // What a sanitizer found, at the latest leaks when it ended.
   const std::string text = log();
