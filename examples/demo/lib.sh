@@ -36,14 +36,17 @@ begin_demo() {
   instance=demo$$ # of all agents, with the host's name: several demonstrations share one kernel
   pins=/sys/fs/bpf/$instance # of what a demonstration itself loads
   work=
-  cgroup=$(findmnt --noheadings --first-only --types cgroup2 --output TARGET)/sluice-$instance
+  cgroup=$(findmnt --noheadings --first-only --types cgroup2 --output TARGET)
+  home=$cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)
+  cgroup+=/sluice-$instance
   trap cleanup EXIT
   trap '((BASH_SUBSHELL)) || fail "line $LINENO: $BASH_COMMAND"' ERR
   trap 'exit 130' INT
   trap 'exit 143' TERM HUP
   work=$(mktemp -d)
   mount -t tmpfs -o mode=0700 sluice-demo "$work"
-  mkdir "$cgroup" "$work/bundles"
+  mkdir "$cgroup" "$cgroup/story" "$work/bundles"
+  echo $$ >"$cgroup/story/cgroup.procs" # with every command, so that none outlives an interrupted demonstration
 }
 
 # ---- nothing stays, however this ends ------------------------------------------------------------------------------------------
@@ -66,6 +69,7 @@ cleanup() {
   # A killed process leaves connections with data that nobody acknowledges any more; each would hold its namespace for minutes.
   exec 2>/dev/null # of processes that are killed
   for host in "${hosts[@]}"; do inside "$host" sysctl --quiet -w net.ipv4.tcp_orphan_retries=1; done
+  echo $$ >"$home/cgroup.procs"
   within "$deadline_s" cgroup_gone || status=1
   for host in "${hosts[@]}"; do within "$deadline_s" quiet "$host" || status=1; done
   rm -rf "$bpffs/$instance"-* "$pins"
@@ -155,10 +159,7 @@ everywhere() {
   shift
   prompt "${managed[*]}" "$@"
   for host in "${managed[@]}"; do
-    {
-      echo "$BASHPID" >"$cgroup/agents/cgroup.procs" # so that an interrupted demonstration leaves none of them
-      at "$host" "$@"
-    } >"$work/$host/out" 2>&1 &
+    at "$host" "$@" >"$work/$host/out" 2>&1 &
     pids[$host]=$!
   done
   for host in "${managed[@]}"; do
