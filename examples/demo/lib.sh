@@ -39,6 +39,7 @@ begin_demo() {
   cgroup=$(findmnt --noheadings --first-only --types cgroup2 --output TARGET)
   home=$cgroup$(sed -n 's/^0:://p' /proc/self/cgroup)
   cgroup+=/sluice-$instance
+  exec {told}>&1
   trap cleanup EXIT
   trap '((BASH_SUBSHELL)) || fail "line $LINENO: $BASH_COMMAND"' ERR
   trap 'exit 130' INT
@@ -66,8 +67,9 @@ cleanup() {
   trap - EXIT ERR
   trap '' INT TERM HUP
   set +e
+  # An interrupted command's output may be a file that is to go; and of processes that are killed nothing is told.
+  exec 1>&"$told" 2>/dev/null
   # A killed process leaves connections with data that nobody acknowledges any more; each would hold its namespace for minutes.
-  exec 2>/dev/null # of processes that are killed
   for host in "${hosts[@]}"; do inside "$host" sysctl --quiet -w net.ipv4.tcp_orphan_retries=1; done
   echo $$ >"$home/cgroup.procs"
   within "$deadline_s" cgroup_gone || status=1
