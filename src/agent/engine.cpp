@@ -129,8 +129,15 @@ Result<std::map<std::string, uint64_t>> Engine::cgroups_of(const policy::Documen
   return kernel_.cgroup_ids(paths);
 }
 
-bundle::Catalog Engine::catalog_for(const Desired& desired, const Observed& observed) const {
+Result<bundle::Catalog> Engine::catalog_on_disk() const {
   bundle::Catalog catalog = catalog_();
+  for (const auto& error : catalog.errors())
+    if (error.code == Code::kExhausted) return fail(Error(error).within("the bundle folders"));
+  return catalog;
+}
+
+Result<bundle::Catalog> Engine::catalog_for(const Desired& desired, const Observed& observed) const {
+  SLUICE_TRY(catalog, catalog_on_disk());
   for (const auto& [id, stored] : desired.bundles) {
     const auto ref = bundle::parse_bundle_ref(id);
     if (!ref || (observed.find(id) == nullptr && catalog.find(ref->name, ref->version) != nullptr)) continue;
@@ -226,7 +233,7 @@ Result<Engine::Prepared> Engine::prepare(Desired target, const std::string& kind
   SLUICE_TRY(document, policy::parse_document(target.document, target.source_name));
   SLUICE_TRY(observed, kernel_.observe());
   // What somebody applies is what lies on the disk now; everything else goes on with what was applied.
-  const bundle::Catalog catalog = kind == "apply" ? catalog_() : catalog_for(target, observed);
+  SLUICE_TRY(catalog, kind == "apply" ? catalog_on_disk() : catalog_for(target, observed));
   const uint64_t generation = std::max(observed.generation, current->desired.generation) + 1;
   SLUICE_TRY(compiled, compile(document, catalog, target, generation));
   std::map<std::string, StoredBundle> bundles;
@@ -235,8 +242,10 @@ Result<Engine::Prepared> Engine::prepare(Desired target, const std::string& kind
     if (const auto stored = target.bundles.find(item.ref.text());
         stored != target.bundles.end() && stored->second.digest == found->digest)
       bundles.insert(*stored);
-    else if (auto text = read_file(found->folder + "/bundle.yaml"))
-      bundles[item.ref.text()] = {std::move(*text), found->folder, found->digest};
+    else {
+      SLUICE_TRY(text, read_file(found->folder + "/bundle.yaml"));
+      bundles[item.ref.text()] = {std::move(text), found->folder, found->digest};
+    }
   }
   target.bundles = std::move(bundles);
   SLUICE_TRY(specs, specs_for(compiled, catalog));
@@ -329,10 +338,13 @@ Result<Engine::Outcome> Engine::run(Prepared& prepared, uint32_t timeout_ms, con
       // Not committed, unless publishing itself is in doubt; the kernel knows.
       const auto observed = kernel_.observe();
       if (!observed || observed->generation != transaction.target.generation) {
-        undo(transaction);
-        if (auto ended = store_.finish(id, view()->desired); !ended) error.within(ended.error().message());
-        // A repair is tried again and again: told of once.
-        const bool told = transaction.kind == "repair" && std::exchange(repair_failure_, error.message()) == error.message();
+        auto ended = undo(transaction);
+        if (ended) ended = store_.finish(id, view()->desired);
+        // The journal stays open then, and settle() ends it.
+        if (!ended) error.within("what was begun is undone later, not yet: " + ended.error().message());
+        // A repair, or putting a policy in force again, is tried again and again: told of once.
+        const bool again = transaction.kind == "repair" || transaction.kind == "restore";
+        const bool told = again && set_repair_failure(error.message()) == error.message();
         if (!told) event(transaction.kind + "-failed", "error", error.message());
         return fail(std::move(error));
       }
@@ -503,12 +515,15 @@ Result<std::optional<v1::Retained>> Engine::try_retire(const std::string& id) {
   return std::nullopt;
 }
 
-void Engine::undo(const Transaction& transaction) {
+Status Engine::undo(const Transaction& transaction) {
   for (size_t i = transaction.started; i-- > 0;) {
     const Step& step = transaction.steps[i];
-    if (auto status = undo_step(step); !status)
-      event("undo-failed", "error", fmt::format("{}: {}", step.describe_inverse(), status.error().message()));
+    auto status = undo_step(step);
+    if (status) continue;
+    if (status.error().code == Code::kExhausted) return fail(std::move(status).error().within(step.describe_inverse()));
+    event("undo-failed", "error", fmt::format("{}: {}", step.describe_inverse(), status.error().message()));
   }
+  return {};
 }
 
 Status Engine::undo_step(const Step& step) {
@@ -537,7 +552,8 @@ Status Engine::settle() {
 Status Engine::load_policy_in_force(View& view) {
   SLUICE_TRY(document, policy::parse_document(view.desired.document, view.desired.source_name));
   SLUICE_TRY(observed, kernel_.observe());
-  SLUICE_TRY(compiled, compile(document, catalog_for(view.desired, observed), view.desired, view.desired.generation));
+  SLUICE_TRY(catalog, catalog_for(view.desired, observed));
+  SLUICE_TRY(compiled, compile(document, catalog, view.desired, view.desired.generation));
   SLUICE_TRY(cgroups, cgroups_of(document));
   view.cgroups = std::move(cgroups);
   // What was retained, or not moved, when the predecessor ended is found again by maintain().
@@ -554,7 +570,7 @@ Status Engine::load_policy_in_force(View& view) {
 
 // Never a reason not to serve: what the kernel holds goes on working, and `status`, `apply` and `down` are how it is mended.
 Status Engine::recover() {
-  const std::lock_guard lock(change_mutex_);
+  SLUICE_TRY(turn, turns_.take("the recovery", wait_for_ever));
   SLUICE_TRY(desired, store_.desired());
   Status status = settle();
   if (status) {
@@ -592,7 +608,9 @@ Status Engine::finish_interrupted(Transaction transaction) {
   const bool committed = observed.generation == transaction.target.generation ||
                          (transaction.removes_everything && !observed.policy_loaded && transaction.started > 0);
   if (!committed) {
-    undo(transaction);
+    SLUICE_CHECK(undo(transaction).map_error([&](Error e) {
+      return std::move(e).within(fmt::format("a {} before cannot be undone yet", transaction.kind));
+    }));
     SLUICE_TRY(before, store_.desired());
     SLUICE_CHECK(store_.finish(transaction.id, before));
     event("recovered", "warning", fmt::format("an interrupted {} was undone", transaction.kind));
@@ -606,8 +624,8 @@ Status Engine::finish_interrupted(Transaction transaction) {
   prepared.transaction = transaction;
   if (!transaction.removes_everything) {
     SLUICE_TRY(document, policy::parse_document(transaction.target.document, transaction.target.source_name));
-    SLUICE_TRY(compiled,
-               compile(document, catalog_for(transaction.target, observed), transaction.target, transaction.target.generation));
+    SLUICE_TRY(catalog, catalog_for(transaction.target, observed));
+    SLUICE_TRY(compiled, compile(document, catalog, transaction.target, transaction.target.generation));
     prepared.document = std::move(document);
     prepared.compiled = std::move(compiled);
     set_view(prepared, outcome);
@@ -656,8 +674,8 @@ Status Engine::check_request(const v1::ApplyRequest& request, Desired& target) {
   return {};
 }
 
-Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const ProgressSink& progress) {
-  const std::lock_guard lock(change_mutex_);
+Result<v1::ApplyResult> Engine::apply(const v1::ApplyRequest& request, const ProgressSink& progress, const GivenUp& given_up) {
+  SLUICE_TRY(turn, turns_.take("`sluice apply`", given_up));
   SLUICE_CHECK(settle());
   const uint64_t start = clock_.monotonic_ns();
   const auto current = view();
@@ -711,8 +729,9 @@ Result<v1::DiffReply> Engine::diff(const v1::ApplyRequest& request) {
   return reply;
 }
 
-Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, const ProgressSink& progress) {
-  const std::lock_guard lock(change_mutex_);
+Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, const ProgressSink& progress,
+                                          const GivenUp& given_up) {
+  SLUICE_TRY(turn, turns_.take("`sluice migrate`", given_up));
   SLUICE_CHECK(settle());
   if (!view()->document)
     return fail(make_error(Code::kConflict, "no policy is in force", "apply one with `sluice apply FILE`"));
@@ -745,8 +764,9 @@ Result<v1::MigrateResult> Engine::migrate(const v1::MigrateRequest& request, con
   return result;
 }
 
-Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, const ProgressSink& progress) {
-  const std::lock_guard lock(change_mutex_);
+Result<v1::RollbackResult> Engine::rollback(const v1::RollbackRequest& request, const ProgressSink& progress,
+                                            const GivenUp& given_up) {
+  SLUICE_TRY(turn, turns_.take("`sluice rollback`", given_up));
   SLUICE_CHECK(settle());
   const uint64_t start = clock_.monotonic_ns();
   const auto current = view();
@@ -822,8 +842,8 @@ Status Engine::check_other_users() {
                          "change these settings, then repeat `sluice down`"));
 }
 
-Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const ProgressSink& progress) {
-  const std::lock_guard lock(change_mutex_);
+Result<v1::DownResult> Engine::down(const v1::DownRequest& request, const ProgressSink& progress, const GivenUp& given_up) {
+  SLUICE_TRY(turn, turns_.take("`sluice down`", given_up));
   SLUICE_CHECK(settle());
   const uint64_t start = clock_.monotonic_ns();
   const auto current = view();
@@ -887,10 +907,20 @@ Status Engine::repair(const View& view, const Fault& fault, bool& pending) {
   SLUICE_TRY(prepared, prepare(view.desired, "repair", true, true));
   SLUICE_TRY(outcome, run(prepared, 0, [](const v1::Progress&) {}));
   fault_told_.clear();
-  repair_failure_.clear();
+  set_repair_failure("");
   event("repaired", "warning", fault.text + ": the policy is in force again");
   pending = !outcome.migration.complete() || !outcome.retained.empty();
   return {};
+}
+
+std::string Engine::repair_failure() const {
+  const std::lock_guard lock(repairs_mutex_);
+  return repair_failure_;
+}
+
+std::string Engine::set_repair_failure(std::string text) {
+  const std::lock_guard lock(repairs_mutex_);
+  return std::exchange(repair_failure_, std::move(text));
 }
 
 std::vector<v1::Repair> Engine::repairs() const {
@@ -905,8 +935,16 @@ std::vector<v1::Repair> Engine::repairs() const {
 }
 
 Result<bool> Engine::maintain() {
-  const std::lock_guard lock(change_mutex_);
+  auto turn = turns_.take("the agent's own look at the host", [] { return true; });
+  if (!turn) return false;  // a change is under way: the next look is soon enough
   SLUICE_CHECK(settle());
+  if (!view()->problem.empty()) {
+    // Why it could not be taken up at the start may have passed.
+    SLUICE_TRY(desired, store_.desired());
+    SLUICE_CHECK(take_up(desired));
+    set_repair_failure("");
+    event("recovered", "warning", "the stored policy was taken up after all");
+  }
   const auto current = view();
   if (!current->document) return false;
 
@@ -918,6 +956,7 @@ Result<bool> Engine::maintain() {
     return pending;
   }
   fault_told_.clear();
+  set_repair_failure("");
 
   if (current->migration_complete && !current->migration_unknown && current->retained.empty()) return false;
   auto next = std::make_shared<View>(*current);

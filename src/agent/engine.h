@@ -6,7 +6,7 @@
 // new generation is the commit point: a change that fails, or a process that dies, before it is undone (in recover(), if need
 // be); after it, it is finished. So a host is on the old policy or on the new one, never between.
 //
-// Thread-safe: changes exclude each other; reports run beside them on the last complete view.
+// Thread-safe: changes take turns; reports run beside them on the last complete view.
 #pragma once
 
 #include <atomic>
@@ -21,6 +21,7 @@
 #include "agent/kernel.h"
 #include "agent/plan.h"
 #include "agent/store.h"
+#include "agent/turns.h"
 #include "base/clock.h"
 #include "base/result.h"
 #include "bundle/catalog.h"
@@ -59,17 +60,23 @@ class Engine {
  public:
   using ProgressSink = std::function<void(const v1::Progress&)>;
   using CatalogSource = std::function<bundle::Catalog()>;
+  static bool wait_for_ever() { return false; }
 
   Engine(Kernel& kernel, Store& store, const Clock& clock, CatalogSource catalog, EngineOptions options);
 
   // Finishes or undoes what a predecessor left, and loads the view. Call once, first.
   Status recover();
 
-  Result<v1::ApplyResult> apply(const v1::ApplyRequest& request, const ProgressSink& progress);
+  // Each change waits for its turn (turns.h); until it has it, `given_up` takes it back.
+  Result<v1::ApplyResult> apply(const v1::ApplyRequest& request, const ProgressSink& progress,
+                                const GivenUp& given_up = wait_for_ever);
   Result<v1::DiffReply> diff(const v1::ApplyRequest& request);
-  Result<v1::MigrateResult> migrate(const v1::MigrateRequest& request, const ProgressSink& progress);
-  Result<v1::RollbackResult> rollback(const v1::RollbackRequest& request, const ProgressSink& progress);
-  Result<v1::DownResult> down(const v1::DownRequest& request, const ProgressSink& progress);
+  Result<v1::MigrateResult> migrate(const v1::MigrateRequest& request, const ProgressSink& progress,
+                                    const GivenUp& given_up = wait_for_ever);
+  Result<v1::RollbackResult> rollback(const v1::RollbackRequest& request, const ProgressSink& progress,
+                                      const GivenUp& given_up = wait_for_ever);
+  Result<v1::DownResult> down(const v1::DownRequest& request, const ProgressSink& progress,
+                              const GivenUp& given_up = wait_for_ever);
 
   // Asks a change under way to end between two steps, and lets no other begin: the process is about to end.
   void stop() { stopping_ = true; }
@@ -79,6 +86,7 @@ class Engine {
   // appeared. Returns true when something is still pending.
   Result<bool> maintain();
   std::vector<v1::Repair> repairs() const;  // one for each of kDamageKinds
+  std::string repair_failure() const;       // why the last repair failed; empty = it did not, or nothing is amiss
 
   std::shared_ptr<const View> view() const;
   Kernel& kernel() { return kernel_; }
@@ -107,7 +115,8 @@ class Engine {
   Result<Prepared> prepare_removal(const std::string& native);
   Result<Outcome> run(Prepared& prepared, uint32_t timeout_ms, const ProgressSink& progress);
   Status run_step(const Step& step, const Prepared& prepared, uint64_t deadline_ns, Outcome& outcome);
-  void undo(const Transaction& transaction);
+  // The error of a step that can be undone later: something has run out. What fails for another reason is only told of.
+  Status undo(const Transaction& transaction);
   Status undo_step(const Step& step);
   Status verify(const Prepared& prepared);
   Result<v1::MigrateResult> migrate_until_done(uint64_t deadline_ns, bool thorough);
@@ -121,6 +130,7 @@ class Engine {
     std::string text;
   };
   std::optional<Fault> find_fault(const View& view, const Observed& observed, const std::map<std::string, uint64_t>& cgroups);
+  std::string set_repair_failure(std::string text);  // returns the one before
   Status repair(const View& view, const Fault& fault, bool& pending);
   Status load_policy_in_force(View& view);  // document and tables of view.desired
   // Ends a transaction that the journal still holds, forward or backward.
@@ -130,8 +140,10 @@ class Engine {
   Result<policy::Compiled> compile(const policy::Document& document, const bundle::Catalog& catalog, const Desired& desired,
                                    uint64_t generation);
   Result<std::map<std::string, uint64_t>> cgroups_of(const policy::Document& document);
+  // Bundles on disk. An error when not all could be looked at.
+  Result<bundle::Catalog> catalog_on_disk() const;
   // Bundles on disk; those of `desired` that the kernel holds, or that the disk has lost, as they were when applied.
-  bundle::Catalog catalog_for(const Desired& desired, const Observed& observed) const;
+  Result<bundle::Catalog> catalog_for(const Desired& desired, const Observed& observed) const;
   Status check_request(const v1::ApplyRequest& request, Desired& target);
   Result<std::vector<CcaSpec>> specs_for(const policy::Compiled& compiled, const bundle::Catalog& catalog);
   void set_view(std::shared_ptr<const View> view);
@@ -143,14 +155,14 @@ class Engine {
   CatalogSource catalog_;
   EngineOptions options_;
 
-  std::mutex change_mutex_;
-  std::string fault_told_;      // the fault that an event told of; empty = mended
-  std::string repair_failure_;  // why the last repair failed; empty = it did not
+  Turns turns_;
+  std::string fault_told_;  // the fault that an event told of; empty = mended
   std::atomic<bool> stopping_ = false;
   mutable std::mutex view_mutex_;
   std::shared_ptr<const View> view_;
   mutable std::mutex repairs_mutex_;
   std::map<std::string_view, v1::Repair> repairs_;
+  std::string repair_failure_;
 };
 
 // Reports: what the API answers about the host (report.cpp).

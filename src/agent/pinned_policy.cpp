@@ -181,7 +181,7 @@ Status PinnedPolicy::load_objects(const std::vector<std::string>& replaced) {
       }
     }
     if (auto loaded = object.load({log_dir_}); !loaded) {
-      if (i == 0) return loaded;
+      if (i == 0 || loaded.error().code == Code::kExhausted) return loaded;
       log_debug("an optional part of the pipeline does not load on this kernel",
                 {{"object", object.name()}, {"why", loaded.error().message()}});
       continue;

@@ -116,7 +116,10 @@ RealKernel::RealKernel(RealKernelOptions options, bundle::Bundle policy, std::st
 
 Result<std::unique_ptr<RealKernel>> RealKernel::open(const RealKernelOptions& options, bundle::Bundle policy) {
   std::string cgroup2;
-  if (auto found = net::find_cgroup2(options.proc_root)) cgroup2 = *found;
+  if (auto found = net::find_cgroup2(options.proc_root))
+    cgroup2 = *found;
+  else if (found.error().code == Code::kExhausted)
+    return fail(std::move(found).error());
   SLUICE_TRY(shape, PinnedPolicy::read_shape(policy));
   auto kernel = std::unique_ptr<RealKernel>(new RealKernel(options, std::move(policy), std::move(cgroup2)));
   kernel->shape_ = std::move(shape);

@@ -261,6 +261,8 @@ Result<v1::StatusReply> status_report(Engine& engine, bool count_sockets) {
     if (observed.policy_loaded && observed.generation != view->desired.generation)
       problem(fmt::format("generation {} is published, {} was applied; `sluice apply` puts it right", observed.generation,
                           view->desired.generation));
+    if (const auto failure = engine.repair_failure(); !failure.empty())
+      problem("the policy could not be put in force again, the kernel keeps what it has: " + failure);
     if (!view->migration_complete) problem("some sockets are not on what their rule says; `sluice migrate` lists why");
     for (const auto& item : view->compiled.bundles)
       if (const LoadedCca* loaded = observed.find(item.ref.text());

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <map>
 
 #include "agent/audit.h"
 #include "agent/doctor.h"
@@ -23,6 +24,7 @@
 #include "base/strings.h"
 #include "net/socket.h"
 #include "wire/agent.grpc.pb.h"
+#include "wire/deadline.h"
 #include "wire/error.h"
 
 namespace sluice::agent {
@@ -33,11 +35,13 @@ constexpr auto kEventPoll = std::chrono::milliseconds(200);
 constexpr uint32_t kEventsDefault = 100;
 constexpr int kListenBacklog = 64;
 constexpr int kThreadsMax = 64;              // per kind of peer: a reader cannot take the threads of root
+constexpr size_t kConnectionsMax = 256;      // per kind of peer: nor the descriptors
 constexpr int kDocumentBytesMax = 64 << 20;  // as much as the policy parser takes
 
 // The cgroup2 path of a process: the line "0::/path" of /proc/PID/cgroup.
 Result<std::string> cgroup_of(const std::string& proc_root, int pid) {
   auto text = read_file(fmt::format("{}/{}/cgroup", proc_root, pid));
+  if (!text && text.error().code == Code::kExhausted) return fail(std::move(text).error());
   if (!text)
     return fail(make_error(Code::kNotFound, fmt::format("there is no process {}", pid), "give the pid of a running process"));
   for (const auto line : split(*text, '\n'))
@@ -51,26 +55,28 @@ class Service final : public v1::Agent::Service {
   Service(Engine& engine, EcnProbes& ecn, std::string proc_root, bool may_change, int finished_fd)
       : engine_(engine), ecn_(ecn), proc_root_(std::move(proc_root)), may_change_(may_change), finished_fd_(finished_fd) {}
 
-  grpc::Status Apply(grpc::ServerContext*, const v1::ApplyRequest* request, grpc::ServerWriter<v1::Progress>* writer) override {
+  grpc::Status Apply(grpc::ServerContext* context, const v1::ApplyRequest* request,
+                     grpc::ServerWriter<v1::Progress>* writer) override {
     return change(
-        writer, [&](const auto& progress) { return engine_.apply(*request, progress); },
+        writer, [&](const auto& progress) { return engine_.apply(*request, progress, given_up(context)); },
         [](v1::Progress& line, v1::ApplyResult&& result) { *line.mutable_applied() = std::move(result); });
   }
-  grpc::Status Migrate(grpc::ServerContext*, const v1::MigrateRequest* request,
+  grpc::Status Migrate(grpc::ServerContext* context, const v1::MigrateRequest* request,
                        grpc::ServerWriter<v1::Progress>* writer) override {
     return change(
-        writer, [&](const auto& progress) { return engine_.migrate(*request, progress); },
+        writer, [&](const auto& progress) { return engine_.migrate(*request, progress, given_up(context)); },
         [](v1::Progress& line, v1::MigrateResult&& result) { *line.mutable_migrated() = std::move(result); });
   }
-  grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest* request,
+  grpc::Status Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
                         grpc::ServerWriter<v1::Progress>* writer) override {
     return change(
-        writer, [&](const auto& progress) { return engine_.rollback(*request, progress); },
+        writer, [&](const auto& progress) { return engine_.rollback(*request, progress, given_up(context)); },
         [](v1::Progress& line, v1::RollbackResult&& result) { *line.mutable_rolled_back() = std::move(result); });
   }
-  grpc::Status Down(grpc::ServerContext*, const v1::DownRequest* request, grpc::ServerWriter<v1::Progress>* writer) override {
+  grpc::Status Down(grpc::ServerContext* context, const v1::DownRequest* request,
+                    grpc::ServerWriter<v1::Progress>* writer) override {
     const auto status = change(
-        writer, [&](const auto& progress) { return engine_.down(*request, progress); },
+        writer, [&](const auto& progress) { return engine_.down(*request, progress, given_up(context)); },
         [](v1::Progress& line, v1::DownResult&& result) { *line.mutable_down() = std::move(result); });
     if (status.ok() && eventfd_write(finished_fd_, 1) != 0) log_error("the end of `down` could not be signalled");
     return status;
@@ -150,7 +156,11 @@ class Service final : public v1::Agent::Service {
     return grpc::Status::OK;
   }
 
-  // A peer that goes away does not stop a change: what was begun is finished.
+  static GivenUp given_up(grpc::ServerContext* context) {
+    return [context] { return context->IsCancelled(); };
+  }
+
+  // A peer that goes away does not stop a change: what was begun is finished. What waits for its turn is not begun.
   template <class Act, class Finish>
   grpc::Status change(grpc::ServerWriter<v1::Progress>* writer, Act&& act, Finish&& finish) {
     if (!may_change_)
@@ -172,6 +182,31 @@ class Service final : public v1::Agent::Service {
   int finished_fd_;
   uint64_t started_ns_ = engine_.clock().monotonic_ns();
 };
+
+// The connections of one kind of peer. gRPC owns their descriptors and does not tell when it closes them: a descriptor that is
+// another socket by now, or none, was closed.
+class Connections {
+ public:
+  bool full() {
+    if (cookies_.size() < kConnectionsMax) return false;
+    std::erase_if(cookies_, [](const auto& item) { return cookie_of(item.first) != item.second; });
+    return cookies_.size() >= kConnectionsMax;
+  }
+  void add(int fd) { cookies_[fd] = cookie_of(fd); }
+
+ private:
+  static uint64_t cookie_of(int fd) {
+    uint64_t cookie = 0;  // of no socket
+    socklen_t size = sizeof cookie;
+    ::getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size);
+    return cookie;
+  }
+  std::map<int, uint64_t> cookies_;
+};
+
+// A descriptor to give away when there is no other: with it a connection can be accepted and closed, so that its peer hears at
+// once instead of waiting.
+Result<UniqueFd> spare_descriptor() { return open_file("/dev/null", O_RDONLY); }
 
 Result<UniqueFd> listen_on(const std::string& path) {
   sockaddr_un address{};
@@ -213,9 +248,10 @@ Result<UniqueFd> listen_on(const std::string& path) {
 
 class Server::Impl {
  public:
-  Impl(Engine& engine, const ServerOptions& options, UniqueFd listener, UniqueFd stop, UniqueFd finished)
+  Impl(Engine& engine, const ServerOptions& options, UniqueFd listener, UniqueFd spare, UniqueFd stop, UniqueFd finished)
       : options_(options),
         listener_(std::move(listener)),
+        spare_(std::move(spare)),
         stop_(std::move(stop)),
         finished_(std::move(finished)),
         ecn_(engine),
@@ -229,9 +265,8 @@ class Server::Impl {
   ~Impl() {
     eventfd_write(stop_.get(), 1);
     acceptor_.join();
-    const auto deadline = std::chrono::system_clock::now() + kShutdownGrace;
-    admin_server_->Shutdown(deadline);
-    reader_server_->Shutdown(deadline);
+    admin_server_->Shutdown(wire::within(kShutdownGrace));
+    reader_server_->Shutdown(wire::within(kShutdownGrace));
     ::unlink(options_.socket.c_str());
   }
 
@@ -253,33 +288,51 @@ class Server::Impl {
       if (fds[1].revents != 0) return;
       if (fds[0].revents == 0) continue;
       UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!connection.valid()) {
-        if (errno == EMFILE || errno == ENFILE) {
-          // The connection stays in the backlog and would be polled for at once: wait until something closes.
-          log_error("no descriptors left to accept a connection");
-          ::poll(&fds[1], 1, 1000);
-        }
-        continue;
+      if (connection.valid()) {
+        turned_away_ = false;
+        admit(std::move(connection));
+      } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        // It stays in the backlog and would be polled for at once.
+        turn_away("no descriptors or memory left to accept a connection");
+        spare_.reset();
+        const UniqueFd refused(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+        if (!refused.valid()) ::poll(&fds[1], 1, 1000);
       }
-      admit(std::move(connection));
+      if (!spare_.valid())
+        if (auto spare = spare_descriptor()) spare_ = std::move(*spare);
     }
+  }
+
+  // Told of once, until a connection is accepted again: its peers may come back any number of times.
+  void turn_away(const char* why) {
+    if (!turned_away_) log_error(why, {{"errno", errno}});
+    turned_away_ = true;
+  }
+
+  void serve(grpc::Server& server, Connections& connections, UniqueFd connection) {
+    if (connections.full())
+      return log_warning("a peer was refused: so many of its kind are connected already", {{"connections", kConnectionsMax}});
+    connections.add(connection.get());
+    grpc::AddInsecureChannelFromFd(&server, connection.release());
   }
 
   void admit(UniqueFd connection) {
     const auto peer = net::peer_of(connection.get());
     if (!peer) return log_warning("a peer without credentials was refused", peer.error());
-    if (peer->uid == 0) return grpc::AddInsecureChannelFromFd(admin_server_.get(), connection.release());
+    if (peer->uid == 0) return serve(*admin_server_, admin_connections_, std::move(connection));
     const auto group = net::group_id(options_.group);
-    if (group && peer->in_group(*group)) return grpc::AddInsecureChannelFromFd(reader_server_.get(), connection.release());
+    if (group && peer->in_group(*group)) return serve(*reader_server_, reader_connections_, std::move(connection));
     log_debug("a peer was refused: neither root nor in the group",
               {{"uid", peer->uid}, {"pid", peer->pid}, {"group", options_.group}});
   }
 
   ServerOptions options_;
-  UniqueFd listener_, stop_, finished_;
+  UniqueFd listener_, spare_, stop_, finished_;
+  bool turned_away_ = false;  // the last connection was
   EcnProbes ecn_;
   Service admin_, reader_;
   std::unique_ptr<grpc::Server> admin_server_, reader_server_;
+  Connections admin_connections_, reader_connections_;
   std::thread acceptor_;
 };
 
@@ -289,10 +342,11 @@ int Server::finished_fd() const { return impl_->finished_fd(); }
 
 Result<std::unique_ptr<Server>> Server::start(Engine& engine, const ServerOptions& options) {
   SLUICE_TRY(listener, listen_on(options.socket));
+  SLUICE_TRY(spare, spare_descriptor());
   UniqueFd stop(::eventfd(0, EFD_CLOEXEC)), finished(::eventfd(0, EFD_CLOEXEC));
   if (!stop.valid() || !finished.valid()) return fail_errno(errno, "cannot make an eventfd");
-  return std::unique_ptr<Server>(
-      new Server(std::make_unique<Impl>(engine, options, std::move(listener), std::move(stop), std::move(finished))));
+  return std::unique_ptr<Server>(new Server(
+      std::make_unique<Impl>(engine, options, std::move(listener), std::move(spare), std::move(stop), std::move(finished))));
 }
 
 }  // namespace sluice::agent

@@ -36,15 +36,19 @@ class SqliteStore final : public Store {
   static constexpr int kEventsMax = 10'000;
 
  private:
-  SqliteStore(std::string path, std::unique_ptr<SQLite::Database> database);
+  SqliteStore(std::string path, std::unique_ptr<SQLite::Database> writer, std::unique_ptr<SQLite::Database> reader);
 
   tl::unexpected<Error> corrupt(Error error) const;
+  // A connection and who uses it. What only reads has one of its own: it must not wait for a write that a slow disk keeps.
+  struct Connection {
+    std::unique_ptr<SQLite::Database> database;
+    std::mutex mutex;
+  };
   template <class F>
-  auto guarded(F&& body) -> decltype(body());
+  auto guarded(Connection& connection, F&& body) -> decltype(body());
 
   std::string path_;
-  std::mutex mutex_;
-  std::unique_ptr<SQLite::Database> database_;
+  Connection writer_, reader_;
 };
 
 }  // namespace sluice::agent

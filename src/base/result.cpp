@@ -76,6 +76,20 @@ Code code_from_errno(int err) {
   }
 }
 
+std::string_view remedy_from_errno(int err) {
+  switch (err) {
+    case EMFILE:
+      return "this process has no descriptors left: end what holds them (ls -l /proc/PID/fd), or raise its limit "
+             "(LimitNOFILE=)";
+    case ENFILE:
+      return "this host has no descriptors left: end what holds them, or raise fs.file-max";
+    case ENOMEM:
+      return "free memory, or raise the limit of the process or its cgroup (MemoryMax=)";
+    default:
+      return "";
+  }
+}
+
 std::string Error::message() const {
   std::string text;
   if (!where.empty()) text += where + ": ";

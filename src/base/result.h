@@ -93,14 +93,17 @@ tl::unexpected<Error> fail(Code code, fmt::format_string<Args...> format, Args&&
   return tl::unexpected<Error>(std::move(error));
 }
 
-// As fail(), with an errno; the code follows from it (EPERM -> kPermission, ENOSPC -> kExhausted, ...).
+// As fail(), with an errno; the code follows from it (EPERM -> kPermission, ENOSPC -> kExhausted, ...), and for what a whole
+// process or host runs out of (descriptors, memory) the remedy as well.
 Code code_from_errno(int err);
+std::string_view remedy_from_errno(int err);  // empty = the caller knows better
 template <class... Args>
 tl::unexpected<Error> fail_errno(int err, fmt::format_string<Args...> format, Args&&... args) {
   Error error;
   error.code = code_from_errno(err);
   error.sys_errno = err;
   error.what = fmt::format(format, std::forward<Args>(args)...);
+  error.remedy = remedy_from_errno(err);
   return tl::unexpected<Error>(std::move(error));
 }
 

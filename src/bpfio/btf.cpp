@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -129,17 +130,18 @@ Result<ValueType> value_type(const MapFd& map) {
 }
 
 Result<const btf*> kernel_btf() {
-  static const Result<OwnedBtf> loaded = []() -> Result<OwnedBtf> {
-    OwnedBtf types(btf__load_vmlinux_btf());
-    if (types) return types;
-    Error error = libbpf_error(errno, "cannot read the kernel's type information");
-    error.feature = "btf";
-    error.min_kernel = "5.4";
-    if (error.code == Code::kNotFound) error.code = Code::kUnsupported;
-    return fail(std::move(error).at("/sys/kernel/btf/vmlinux").fix("use a kernel built with CONFIG_DEBUG_INFO_BTF"));
-  }();
-  if (!loaded) return fail(loaded.error());
-  return loaded->get();
+  static std::mutex mutex;
+  static OwnedBtf loaded;
+  const std::lock_guard lock(mutex);
+  if (loaded) return loaded.get();
+  loaded.reset(btf__load_vmlinux_btf());
+  if (loaded) return loaded.get();
+  Error error = libbpf_error(errno, "cannot read the kernel's type information").at("/sys/kernel/btf/vmlinux");
+  if (error.code == Code::kExhausted) return fail(std::move(error));  // the next call may find what this one lacked
+  error.feature = "btf";
+  error.min_kernel = "5.4";
+  if (error.code == Code::kNotFound) error.code = Code::kUnsupported;
+  return fail(std::move(error).fix("use a kernel built with CONFIG_DEBUG_INFO_BTF"));
 }
 
 Error libbpf_error(int err, std::string what) {

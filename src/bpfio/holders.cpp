@@ -34,10 +34,10 @@ std::optional<std::uint32_t> field(std::string_view text, std::string_view key) 
 }
 
 // Processes end while they are looked at: what cannot be read is passed over.
-void look_into_process(const std::string& proc, const std::string& pid, Holders& holders) {
+Status look_into_process(const std::string& proc, const std::string& pid, Holders& holders) {
   const std::string dir = proc + "/" + pid;
   const auto descriptors = list_dir(dir + "/fd");
-  if (!descriptors) return;
+  if (!descriptors) return descriptors.error().code == Code::kExhausted ? fail(descriptors.error()) : Status{};
   std::string name;
   for (const std::string& fd : *descriptors) {
     const auto target = read_link(fmt::format("{}/fd/{}", dir, fd));
@@ -55,6 +55,7 @@ void look_into_process(const std::string& proc, const std::string& pid, Holders&
     }
     add(program ? holders.programs : holders.links, *id, name);
   }
+  return {};
 }
 
 class PinWalk {
@@ -99,7 +100,7 @@ Result<Holders> find_holders(const std::string& proc_root) {
   Holders holders;
   SLUICE_TRY(processes, list_dir(proc_root));
   for (const std::string& name : processes)
-    if (parse_int<unsigned>(name)) look_into_process(proc_root, name, holders);
+    if (parse_int<unsigned>(name)) SLUICE_CHECK(look_into_process(proc_root, name, holders));
   SLUICE_TRY(mounts, read_mounts(proc_root));
   PinWalk walk(holders);
   for (const Mount& mount : mounts)

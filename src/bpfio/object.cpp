@@ -3,6 +3,7 @@
 
 #include <bpf/btf.h>
 #include <bpf/libbpf.h>
+#include <fcntl.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -132,6 +133,27 @@ std::string last_verifier_line(std::string_view log) {
   }
   return {};
 }
+
+namespace {
+
+// libbpf asks the kernel once for each feature it may use, takes a descriptor that it could not have for a no, and keeps the
+// answer for as long as the process lives: later loads would fail whatever was freed. So nothing is loaded that might run out.
+Status check_descriptors(const bpf_object* object) {
+  std::size_t needed = 16;  // of libbpf's own questions, type information and inner maps
+  bpf_program* program = nullptr;
+  bpf_object__for_each_program(program, object) needed++;
+  bpf_map* map = nullptr;
+  bpf_object__for_each_map(map, object) needed += 2;
+  SLUICE_TRY(first, open_file("/dev/null", O_RDONLY));
+  std::vector<UniqueFd> taken;
+  while (taken.size() < needed) {
+    SLUICE_TRY(next, duplicate(first.get()));
+    taken.push_back(std::move(next));
+  }
+  return {};
+}
+
+}  // namespace
 
 void Object::Close::operator()(bpf_object* object) const { bpf_object__close(object); }
 
@@ -310,6 +332,9 @@ Result<MapSpec> Object::inner_spec(const std::string& outer_map) const {
 }
 
 Status Object::load(const LoadOptions& options) {
+  SLUICE_CHECK(check_descriptors(object_.get()).map_error([&](Error e) {
+    return std::move(e).within(fmt::format("cannot load {}", name_));
+  }));
   Warnings warnings;
   auto log = std::unique_ptr<char, decltype(&std::free)>(static_cast<char*>(std::malloc(kVerifierLogBytes)), &std::free);
   if (!log) return fail_errno(ENOMEM, "cannot load {}", name_);

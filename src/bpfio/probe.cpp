@@ -132,10 +132,12 @@ const std::vector<Feature> kFeatures = {
 struct Finding {
   Presence presence;
   std::string reason;
+  int lacks = 0;  // kUnknown: the errno of what ran out, so that the question could not be asked
 };
 Finding present(std::string reason) { return {Presence::kPresent, std::move(reason)}; }
 Finding absent(std::string reason) { return {Presence::kAbsent, std::move(reason)}; }
-Finding unknown(std::string reason) { return {Presence::kUnknown, std::move(reason)}; }
+Finding unknown(std::string reason, int lacks = 0) { return {Presence::kUnknown, std::move(reason), lacks}; }
+Finding unknown(const Error& error) { return unknown(error.message(), error.code == Code::kExhausted ? error.sys_errno : 0); }
 
 // One of CapEff's bits, or nothing if it cannot be read.
 std::optional<bool> has_capability(const std::string& proc, unsigned bit) {
@@ -159,7 +161,7 @@ Finding refused(int err, std::string_view what, std::string_view log = {}) {
     return absent(fmt::format("{}: forbidden, whatever the rights: a security policy of this kernel", what));
   }
   if (err == ENOMEM || err == ENOSPC || err == EMFILE || err == ENFILE)
-    return unknown(fmt::format("{}: {}", what, std::strerror(err)));
+    return unknown(fmt::format("{}: {}", what, std::strerror(err)), err);
   std::string reason = fmt::format("{}: {}", what, std::strerror(err));
   if (!log.empty()) reason += fmt::format(" ({})", log);
   return absent(std::move(reason));
@@ -206,22 +208,26 @@ Finding probe_btf(const ProbeRoots& roots) {
   const std::string path = roots.sys + "/kernel/btf/vmlinux";
   auto fd = open_file(path, O_RDONLY);
   if (fd) return present(path);
-  return fd.error().code == Code::kPermission ? unknown(fd.error().message()) : absent(fd.error().message());
+  const bool asked = fd.error().code != Code::kPermission && fd.error().code != Code::kExhausted;
+  return asked ? absent(fd.error().message()) : unknown(fd.error());
 }
 
 Finding probe_jit() {
   Loaded loaded = load({BPF_PROG_TYPE_SOCKET_FILTER, 0, 0}, kReturnZero);
-  if (loaded.err != 0) return unknown(refused(loaded.err, "loading a socket filter", loaded.log).reason);
+  if (loaded.err != 0) {
+    const Finding why = refused(loaded.err, "loading a socket filter", loaded.log);
+    return unknown(why.reason, why.lacks);
+  }
   auto program = Program::adopt(std::move(loaded.fd));
-  if (!program) return unknown(program.error().message());
+  if (!program) return unknown(program.error());
   auto info = program->info();
-  if (!info) return unknown(info.error().message());
+  if (!info) return unknown(info.error());
   return info->jited_bytes > 0 ? present("programs are machine code") : absent("programs are interpreted");
 }
 
 Finding probe_bpffs(const ProbeRoots& roots) {
   auto mounts = read_mounts(roots.proc);
-  if (!mounts) return unknown(mounts.error().message());
+  if (!mounts) return unknown(mounts.error());
   for (const Mount& mount : *mounts)
     if (mount.type == "bpf") return present("mounted at " + mount.target);
   return absent("no bpffs is mounted");
@@ -229,7 +235,7 @@ Finding probe_bpffs(const ProbeRoots& roots) {
 
 Finding probe_cgroup2(const ProbeRoots& roots) {
   auto mounts = read_mounts(roots.proc);
-  if (!mounts) return unknown(mounts.error().message());
+  if (!mounts) return unknown(mounts.error());
   CgroupMounts found = cgroup_mounts(*mounts);
   if (found.cgroup2.empty()) return absent(fmt::format("control groups are {}", to_string(found.mode)));
   return present(fmt::format("{}, at {}", to_string(found.mode), found.cgroup2));
@@ -287,7 +293,7 @@ Result<UniqueFd> create_sk_storage() {
 
 Finding create_struct_ops(std::uint32_t flags) {
   auto types = kernel_btf();
-  if (!types) return unknown(types.error().message());
+  if (!types) return unknown(types.error());
   const int id = btf__find_by_name_kind(*types, "bpf_struct_ops_tcp_congestion_ops", BTF_KIND_STRUCT);
   if (id < 0) return absent("the kernel has no bpf_struct_ops_tcp_congestion_ops");
   auto integer = load_int_type();  // the map must come with some type information, though none of it is used
@@ -304,7 +310,7 @@ Finding create_struct_ops(std::uint32_t flags) {
 
 Finding probe_cong_control4() {
   auto types = kernel_btf();
-  if (!types) return unknown(types.error().message());
+  if (!types) return unknown(types.error());
   const int id = btf__find_by_name_kind(*types, "tcp_congestion_ops", BTF_KIND_STRUCT);
   if (id < 0) return absent("the kernel has no tcp_congestion_ops");
   const btf_type* ops = btf__type_by_id(*types, static_cast<__u32>(id));
@@ -321,7 +327,7 @@ Finding probe_cong_control4() {
 
 Finding probe_struct_ops_sk_storage() {
   auto types = kernel_btf();
-  if (!types) return unknown(types.error().message());
+  if (!types) return unknown(types.error());
   const int id = btf__find_by_name_kind(*types, "tcp_congestion_ops", BTF_KIND_STRUCT);
   if (id < 0) return absent("the kernel has no tcp_congestion_ops");
   const btf_type* ops = btf__type_by_id(*types, static_cast<__u32>(id));
@@ -348,7 +354,7 @@ Finding probe_struct_ops_sk_storage() {
 
 Finding probe_iter(const char* function, std::span<const bpf_insn> code) {
   auto types = kernel_btf();
-  if (!types) return unknown(types.error().message());
+  if (!types) return unknown(types.error());
   const int id = btf__find_by_name_kind(*types, function, BTF_KIND_FUNC);
   if (id < 0) return absent(fmt::format("the kernel has no {}", function));
   Loaded loaded = load({BPF_PROG_TYPE_TRACING, BPF_TRACE_ITER, static_cast<std::uint32_t>(id)}, code);
@@ -449,6 +455,7 @@ ProbeResult probe(FeatureId id, const ProbeRoots& roots) {
   Finding finding = find(id, roots);
   result.presence = finding.presence;
   result.reason = std::move(finding.reason);
+  result.lacks = finding.lacks;
   auto kernel = running_kernel();
   result.contradicts_version = kernel && contradicts(*result.feature, result.presence, *kernel);
   return result;
@@ -468,6 +475,10 @@ Status require(FeatureId id, const ProbeRoots& roots) {
   Error error = fail(Code::kUnsupported, "{} {}: {}", missing.name,
                      result.presence == Presence::kAbsent ? "is missing" : "cannot be probed", result.reason)
                     .value();
+  if (result.presence == Presence::kUnknown && result.lacks != 0) {
+    error.code = code_from_errno(result.lacks);
+    return fail(std::move(error).fix(std::string(remedy_from_errno(result.lacks))));
+  }
   if (result.presence == Presence::kUnknown) error.code = Code::kPermission;
   error.feature = missing.name;
   if (missing.kind == FeatureKind::kKernel) error.min_kernel = missing.min_kernel.text();

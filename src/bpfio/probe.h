@@ -61,6 +61,7 @@ struct ProbeResult {
   const Feature* feature = nullptr;
   Presence presence = Presence::kUnknown;
   std::string reason;  // one line: what was seen
+  int lacks = 0;       // kUnknown: the errno of what had run out (descriptors, memory); 0 = something else
   // Missing although the kernel is new enough: switched off in its configuration, backed out, or a bug in the probe.
   bool contradicts_version = false;
 };

@@ -31,14 +31,17 @@ bool exists(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0;
 }
 
-// Visible folders, sorted (unpack() works in hidden ones). Not existing = none.
-std::vector<std::string> folders(const std::string& path) {
-  std::vector<std::string> out;
+// Visible folders, sorted (unpack() works in hidden ones). Not existing = none; why else it cannot be read goes to `errors`.
+std::vector<std::string> folders(const std::string& path, std::vector<Error>& errors) {
+  auto names = list_dir(path);
+  if (!names) {
+    if (names.error().sys_errno != ENOENT && names.error().sys_errno != ENOTDIR) errors.push_back(std::move(names).error());
+    return {};
+  }
   std::error_code ignored;
-  for (fs::directory_iterator it(path, ignored), end; !ignored && it != end; it.increment(ignored))
-    if (it->is_directory(ignored) && !it->path().filename().string().starts_with('.')) out.push_back(it->path().filename());
-  std::sort(out.begin(), out.end());
-  return out;
+  std::erase_if(
+      *names, [&](const std::string& name) { return name.starts_with('.') || !fs::is_directory(path + "/" + name, ignored); });
+  return std::move(*names);
 }
 
 struct ArchiveFree {
@@ -174,8 +177,8 @@ Result<Bundle> read_bundle(const std::string& folder) {
 Catalog Catalog::scan(const std::vector<std::string>& roots) {
   Catalog catalog;
   for (const std::string& root : roots)
-    for (const std::string& name : folders(root))
-      for (const std::string& version : folders(root + "/" + name)) {
+    for (const std::string& name : folders(root, catalog.errors_))
+      for (const std::string& version : folders(root + "/" + name, catalog.errors_)) {
         std::string folder = root + "/" + name + "/" + version;
         if (!exists(folder + "/" + std::string(kManifestName))) continue;
         auto bundle = read_bundle(folder);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "wire/deadline.h"
 #include "wire/error.h"
 
 namespace sluice::cli {
@@ -120,11 +121,7 @@ Result<Client> Client::connect(Session& session) {
 Status Client::attempt(const std::function<grpc::Status(grpc::ClientContext&)>& call) {
   const std::string& socket = session_->socket();
   grpc::ClientContext context;
-  if (session_->deadline()) {
-    const auto left = *session_->deadline() - std::chrono::steady_clock::now();
-    context.set_deadline(std::chrono::system_clock::now() +
-                         std::chrono::duration_cast<std::chrono::system_clock::duration>(left));
-  }
+  if (session_->deadline()) context.set_deadline(wire::within(*session_->deadline() - std::chrono::steady_clock::now()));
   CancelOnInterrupt cancel(session_->interrupt_fd(), context);
   const grpc::Status status = call(context);
   interrupted_ = cancel.finish();
@@ -138,7 +135,8 @@ Status Client::attempt(const std::function<grpc::Status(grpc::ClientContext&)>& 
     case grpc::StatusCode::UNAVAILABLE:
       // The probe was accepted, so an agent was there.
       return refuse(Code::kUnavailable, socket, "the agent closed the connection",
-                    "use sudo, or join group sluice to read; if the agent has just ended, start it with `sudo sluice up FILE`");
+                    "use sudo, or join group sluice to read; if the agent has just ended, start it with `sudo sluice up FILE`; "
+                    "one that has no room for another connection says so in its log");
     case grpc::StatusCode::UNIMPLEMENTED:
       return refuse(
           Code::kUnsupported, socket, "the agent is of another version and does not know this command",

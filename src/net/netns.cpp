@@ -39,6 +39,7 @@ class Scanner {
     SLUICE_TRY(names, list_dir(proc_));
     for (const std::string& name : names)
       if (is_number(name)) scan_process(name);
+    if (exhausted_) return fail(std::move(*exhausted_));
     NetnsScan scan;
     for (auto& [inode, found] : found_) scan.sightings.push_back(std::move(found.sighting));
     scan.unreadable = unreadable_;
@@ -91,6 +92,11 @@ class Scanner {
     if (denied) unreadable_++;
   }
 
+  void note(const Error& error, bool& denied) {
+    denied |= error.code == Code::kPermission;
+    if (error.code == Code::kExhausted && !exhausted_) exhausted_ = error;
+  }
+
   std::string process(const std::string& pid) const {
     auto name = read_file(proc_ + "/" + pid + "/comm");
     return name ? fmt::format("process {} ({})", pid, trim(*name)) : "process " + pid;
@@ -103,7 +109,6 @@ class Scanner {
     found_.insert_or_assign(inode, Found{strength, {inode, std::move(path), holder()}});
   }
 
-  static void note(const Error& error, bool& denied) { denied |= error.code == Code::kPermission; }
   std::optional<std::string> link_at(const std::string& path, bool& denied) {
     auto link = read_link(path);
     if (link) return std::move(*link);
@@ -126,7 +131,8 @@ class Scanner {
   std::map<std::uint64_t, Found> found_;
   std::set<std::string> mount_namespaces_;
   std::size_t unreadable_ = 0;
-};
+  std::optional<Error> exhausted_;  // a process that ended is passed over; one that could not be looked at for want of
+};  // descriptors may hold a namespace that nobody else does
 
 }  // namespace
 

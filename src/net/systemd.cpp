@@ -12,9 +12,13 @@
 
 #include "base/clock.h"
 #include "base/strings.h"
-#include "base/unique_fd.h"
 
 namespace sluice::net {
+
+ServiceManager::ServiceManager(std::string notify_socket, std::optional<std::chrono::microseconds> watchdog)
+    : notify_socket_(std::move(notify_socket)), watchdog_(watchdog) {
+  if (present()) fd_.reset(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+}
 
 ServiceManager ServiceManager::from_environment() {
   auto variable = [](const char* name) {
@@ -33,10 +37,11 @@ Status ServiceManager::ready(std::string_view status) const { return notify(fmt:
 Status ServiceManager::reloading() const {
   return notify(fmt::format("RELOADING=1\nMONOTONIC_USEC={}", RealClock().monotonic_ns() / 1000));
 }
-Status ServiceManager::stopping() const { return notify("STOPPING=1"); }
-Status ServiceManager::alive() const { return notify("WATCHDOG=1"); }
+// A service manager that does not read must keep us neither from our signals nor from our end.
+Status ServiceManager::stopping() const { return notify("STOPPING=1", MSG_DONTWAIT); }
+Status ServiceManager::alive() const { return notify("WATCHDOG=1", MSG_DONTWAIT); }
 
-Status ServiceManager::notify(std::string_view assignments) const {
+Status ServiceManager::notify(std::string_view assignments, int flags) const {
   if (!present()) return {};
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -44,13 +49,12 @@ Status ServiceManager::notify(std::string_view assignments) const {
     return fail(fail(Code::kInvalid, "is not a socket's address").value().at("NOTIFY_SOCKET=" + notify_socket_));
   std::memcpy(address.sun_path, notify_socket_.data(), notify_socket_.size());
   if (notify_socket_[0] == '@') address.sun_path[0] = '\0';
-  UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!fd) return fail_errno(errno, "cannot open a socket to the service manager");
+  if (!fd_) return fail(Code::kExhausted, "there was no descriptor for a socket to the service manager");
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + notify_socket_.size());
   ssize_t sent;
   do {
-    sent =
-        ::sendto(fd.get(), assignments.data(), assignments.size(), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address), length);
+    sent = ::sendto(fd_.get(), assignments.data(), assignments.size(), MSG_NOSIGNAL | flags,
+                    reinterpret_cast<sockaddr*>(&address), length);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) return fail(fail_errno(errno, "cannot notify the service manager").value().at(notify_socket_));
   return {};

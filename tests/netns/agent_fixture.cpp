@@ -173,12 +173,14 @@ Status Agent::launch(const std::vector<std::string>& more, const std::string& su
   words.insert(words.end(), {"sh", "-c", fmt::format("exec >>\"$0\" 2>&1; {}\nexec \"$@\"", surroundings), dir_ + "/log"});
   const auto daemon = command(more);
   words.insert(words.end(), daemon.begin(), daemon.end());
-  SLUICE_TRY(process, topology_.host("a").spawn(words, {.environment = {"NOTIFY_SOCKET=" + path}}));
+  std::vector<std::string> environment = {"NOTIFY_SOCKET=" + path};
+  if (options_.watchdog_us != 0) environment.push_back(fmt::format("WATCHDOG_USEC={}", options_.watchdog_us));
+  SLUICE_TRY(process, topology_.host("a").spawn(words, {.environment = environment}));
   process_.emplace(std::move(process));
   return {};
 }
 
-Status Agent::await_ready() {
+Status Agent::await_notice(const std::string& what) {
   Fd gone(static_cast<int>(::syscall(SYS_pidfd_open, process_->pid(), 0)));
   if (!gone) return fail_errno(errno, "cannot watch the agent");
   pollfd fds[2] = {{notify_.get(), POLLIN, 0}, {gone.get(), POLLIN, 0}};
@@ -193,13 +195,20 @@ Status Agent::await_ready() {
     }
     char text[256] = {};
     if (::recv(notify_.get(), text, sizeof text - 1, 0) < 0) return fail_errno(errno, "cannot read the notification");
-    if (std::string_view(text).find("READY=1") != std::string_view::npos) return {};
+    if (std::string_view(text).find(what) != std::string_view::npos) return {};
   }
 }
 
 Status Agent::start(const std::vector<std::string>& more, const std::string& surroundings) {
   SLUICE_CHECK(launch(more, surroundings));
-  return await_ready();
+  return await_notice("READY=1");
+}
+
+Status Agent::await_watchdog() {
+  char text[256];
+  while (::recv(notify_.get(), text, sizeof text, MSG_DONTWAIT) >= 0) {
+  }
+  return await_notice("WATCHDOG=1");
 }
 
 Status Agent::kill() {

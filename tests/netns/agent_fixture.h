@@ -86,6 +86,7 @@ class Agent {
     std::vector<std::string> hosts = {"a", "b"};  // whose namespaces it manages
     std::string cgroup = "";                      // empty = the topology's
     std::string state_dir = "";                   // empty = below dir()
+    int watchdog_us = 0;                          // the service manager wants to hear from it so often; 0 = never
   };
   Agent(const Topology& topology, Options options);
   explicit Agent(const Topology& topology) : Agent(topology, Options{}) {}
@@ -103,6 +104,9 @@ class Agent {
   // SIGTERM, and gone.
   Status stop();
   Status wait_exit();
+  // The agent tells its service manager, once more from now on, that it is alive.
+  Status await_watchdog();
+  pid_t pid() const { return process_->pid(); }
   // Another one with the same options, to its end.
   Result<Output> run_daemon(const std::vector<std::string>& more);
 
@@ -139,7 +143,7 @@ class Agent {
 
  private:
   std::vector<std::string> command(const std::vector<std::string>& more) const;
-  Status await_ready();
+  Status await_notice(const std::string& what);
 
   const Topology& topology_;
   Options options_;

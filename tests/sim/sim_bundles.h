@@ -26,6 +26,7 @@ class Bundles {
   Bundles(const Bundles&) = delete;
   Bundles& operator=(const Bundles&) = delete;
 
+  const std::string& root() const { return root_; }
   bundle::Catalog scan() const { return bundle::Catalog::scan({root_}); }
 
  private:
