@@ -83,6 +83,15 @@ Status fill_slot(const bpfio::MapFd& outer, const bpfio::MapSpec& prototype, uin
   return outer.set_inner(slot, inner.raw());
 }
 
+constexpr char kDownFirst[] =
+    "connections are not affected; `sluice down` with the agent that loaded it, then start this one and apply the policy again";
+
+Status share(bpfio::Object& object, const std::string& name, const bpfio::MapFd& existing) {
+  return object.reuse_map(name, existing).map_error([&](Error e) {
+    return std::move(e).within("map " + name + " of the running pipeline has another layout").fix(kDownFirst);
+  });
+}
+
 // Who is on a hook that takes no more.
 std::string full_hook(int cgroup_fd, bpfio::CgroupHook hook) {
   const auto programs = bpfio::cgroup_programs(cgroup_fd, hook, false);
@@ -163,21 +172,14 @@ Status PinnedPolicy::load_objects(const std::vector<std::string>& replaced) {
     SLUICE_TRY(object, bpfio::Object::open_file(bundle_.object_path(i)));
     SLUICE_TRY(pinned, map_names());
     for (const auto& name : object.map_names()) {
-      const auto share = [&](const bpfio::MapFd& existing) {
-        return object.reuse_map(name, existing).map_error([&](Error e) {
-          return std::move(e)
-              .within("map " + name + " of the running pipeline has another layout")
-              .fix("`sluice down`, then apply the policy again");
-        });
-      };
       if (std::ranges::find(pinned, name) != pinned.end()) {
         SLUICE_TRY(existing, map(name));
-        SLUICE_CHECK(share(existing));
+        SLUICE_CHECK(share(object, name, existing));
       } else if (i > 0) {
         const auto before = objects.front().map_names();
         if (std::ranges::find(before, name) == before.end()) continue;
         SLUICE_TRY(existing, objects.front().map(name));
-        SLUICE_CHECK(share(existing));
+        SLUICE_CHECK(share(object, name, existing));
       }
     }
     if (auto loaded = object.load({log_dir_}); !loaded) {
@@ -213,6 +215,10 @@ Status PinnedPolicy::load_fresh(const std::string& digest) {
 // under the hook in one step. Meanwhile the pins are marked as of no version, so that after a crash an agent of either version
 // does this again.
 Status PinnedPolicy::replace_programs(const std::string& digest) {
+  for (size_t i = 0; i < bundle_.manifest.objects.size(); ++i) {
+    SLUICE_TRY(object, bpfio::Object::open_file(bundle_.object_path(i)));
+    SLUICE_CHECK(check_takeover(object));
+  }
   SLUICE_TRY(before, pins_.list());
   std::vector<std::string> replaced;
   for (const auto& pin : before)
@@ -295,6 +301,31 @@ Status PinnedPolicy::check_contracts(const std::string& id, const std::vector<bu
     if (!entry || entry->btf_hash != type.hash)
       return refuse(fmt::format("{} has shared map {} with layout {:016x}, and {}@{} with layout {:016x} is pinned", id,
                                 schema.map, type.hash, schema.name, entry ? entry->version : 0, entry ? entry->btf_hash : 0));
+  }
+  return {};
+}
+
+Status PinnedPolicy::check_takeover(bpfio::Object& object) const {
+  SLUICE_TRY(names, map_names());
+  for (const auto& name : object.map_names()) {
+    if (std::ranges::find(names, name) == names.end()) continue;
+    SLUICE_TRY(existing, map(name));
+    SLUICE_CHECK(share(object, name, existing));
+  }
+  SLUICE_TRY(pinned, schemas());
+  const auto own = object.map_names();
+  for (const auto& schema : kSchemas) {
+    if (std::ranges::find(own, schema.map) == own.end()) continue;
+    SLUICE_TRY(entry, pinned.find(schema.index));
+    if (!entry || entry->name_hash != fnv1a64(schema.name)) continue;  // its maps are made anew
+    SLUICE_TRY(type, object.value_type(std::string(schema.map)));
+    if (entry->version == schema.version && entry->btf_hash == type.hash) continue;
+    return fail(make_error(
+        Code::kConflict,
+        fmt::format("the running pipeline has shared map {} as {}@{} with layout {:016x}, this agent has {}@{} "
+                    "with layout {:016x}",
+                    schema.map, schema.name, entry->version, entry->btf_hash, schema.name, schema.version, type.hash),
+        kDownFirst));
   }
   return {};
 }

@@ -88,6 +88,8 @@ class PinnedPolicy {
   Status take_programs(const bpfio::Object& object);
   Result<bpfio::Map<uint32_t, sl_schema_entry>> schemas() const;
   Status write_schemas(const bpfio::Object& object);
+  // Can the programs of `object` go on with the maps that are pinned? Changes nothing.
+  Status check_takeover(bpfio::Object& object) const;
 
   const bpfio::PinRoot& pins_;
   const bundle::Bundle& bundle_;

@@ -15,6 +15,7 @@
 #include "agent/hook_audit.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/strings.h"
 #include "bpfio/enumerate.h"
 #include "bpfio/holders.h"
 #include "bpfio/iterator.h"
@@ -109,6 +110,29 @@ Error not_loaded() {
   return make_error(Code::kConflict, "the selection pipeline is not in the kernel", "apply a policy with `sluice apply FILE`");
 }
 
+// What an agent of another ABI has pinned for this instance runs: ours beside it would select every connection twice.
+Status check_abi(const std::string& pin_dir) {
+  const size_t instance = pin_dir.rfind('/');
+  const size_t abi = instance == std::string::npos || instance == 0 ? std::string::npos : pin_dir.rfind('/', instance - 1);
+  if (abi == std::string::npos || pin_dir.substr(abi + 1, instance - abi - 1) != fmt::format("v{}", SL_ABI)) return {};
+  const std::string root = pin_dir.substr(0, abi);
+  auto names = list_dir(root);
+  if (!names) return names.error().code == Code::kNotFound ? Status{} : fail(std::move(names).error());
+  for (const auto& name : *names) {
+    const auto other = name.starts_with('v') ? parse_int<unsigned>(std::string_view(name).substr(1)) : std::nullopt;
+    const std::string path = root + "/" + name + pin_dir.substr(instance);
+    if (!other || *other == SL_ABI || ::access(path.c_str(), F_OK) != 0) continue;
+    return fail(
+        make_error(
+            Code::kConflict,
+            fmt::format("a release with pins of version {} runs in the kernel, this agent makes version {}", *other, SL_ABI),
+            "connections are not affected; go on with that release, or end it with its own `sluice down` and start this "
+            "agent again")
+            .at(path));
+  }
+  return {};
+}
+
 }  // namespace
 
 RealKernel::RealKernel(RealKernelOptions options, bundle::Bundle policy, std::string cgroup2)
@@ -120,6 +144,7 @@ Result<std::unique_ptr<RealKernel>> RealKernel::open(const RealKernelOptions& op
     cgroup2 = *found;
   else if (found.error().code == Code::kExhausted)
     return fail(std::move(found).error());
+  SLUICE_CHECK(check_abi(options.pin_dir));
   SLUICE_TRY(shape, PinnedPolicy::read_shape(policy));
   auto kernel = std::unique_ptr<RealKernel>(new RealKernel(options, std::move(policy), std::move(cgroup2)));
   kernel->shape_ = std::move(shape);
