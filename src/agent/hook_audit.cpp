@@ -9,6 +9,7 @@
 #include <ctime>
 #include <map>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "bpfio/enumerate.h"
@@ -19,9 +20,9 @@ namespace {
 
 constexpr size_t kCgroupsMax = 65'536;  // looked at below ours
 
-int64_t clock_ns(clockid_t clock) {
+int64_t since_boot_ns() {
   timespec now{};
-  ::clock_gettime(clock, &now);
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
@@ -34,7 +35,7 @@ struct Attached {
 class HookWalk {
  public:
   HookWalk(const AuditedHook& hook, const AuditedCgroup& where, const bpfio::Holders& holders)
-      : hook_(hook), where_(where), holders_(holders), booted_at_ns_(clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_BOOTTIME)) {}
+      : hook_(hook), where_(where), holders_(holders), booted_at_ns_(RealClock().wall_ns() - since_boot_ns()) {}
 
   Result<HookAudit> run() {
     SLUICE_TRY(links, bpfio::all_links());

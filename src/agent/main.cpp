@@ -14,7 +14,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
-#include <ctime>
 #include <iostream>
 #include <mutex>
 #include <thread>
@@ -25,6 +24,7 @@
 #include "agent/real_kernel.h"
 #include "agent/server.h"
 #include "agent/sqlite_store.h"
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/paths.h"
@@ -72,7 +72,7 @@ Result<std::unique_ptr<SqliteStore>> open_store(const std::string& path, bool re
     for (const char* suffix : {"", "-wal", "-shm"}) {
       const std::string from = path + suffix;
       if (::access(from.c_str(), F_OK) != 0) continue;
-      const std::string to = fmt::format("{}.corrupt-{}{}", path, std::time(nullptr), suffix);
+      const std::string to = fmt::format("{}.corrupt-{}{}", path, RealClock().wall_ns() / 1'000'000'000, suffix);
       if (::rename(from.c_str(), to.c_str()) != 0) return fail_errno(errno, "cannot set {} aside", from);
     }
   }

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "agent/sqlite_store.h"
@@ -68,6 +69,31 @@ TEST_F(StoreTest, KeepsTheNewestProbeOfADestinationPortAndDscp) {
   EXPECT_EQ(record->front().dscp, 0U);
   EXPECT_EQ(record->front().place, "eu");
   EXPECT_EQ(record->front().time_ns, kNow + 4);
+}
+
+TEST_F(StoreTest, ProbesAndEventsKeepTheirOrderWhenTheWallClockIsSet) {
+  constexpr int64_t kDay = 86'400 * kSecond;
+  const auto store = open();
+  std::vector<std::string> order;
+  for (const int64_t time : {kNow, kNow - kDay, kNow + kDay, kNow - 2 * kDay}) {
+    const std::string number = std::to_string(time);
+    ASSERT_TRUE(store->put_ecn({"10.2.0.2", 1, static_cast<uint32_t>(order.size()), "us", time, number}));
+    order.push_back(number);
+    ASSERT_TRUE(store->add_event({0, time, "applied", "info", number}));
+  }
+  const auto events = store->events(0, 10);
+  ASSERT_TRUE(events.has_value());
+  std::vector<std::string> told;
+  for (const auto& event : *events) told.push_back(event.message);
+  EXPECT_EQ(told, order);
+  std::ranges::reverse(order);
+  EXPECT_EQ(reports(*store, "", ""), order);
+  // Too many: the first that came goes, whatever time it says.
+  for (uint32_t port = 2; port < 2 + Store::kEcnRecordsMax - 3; ++port)
+    ASSERT_TRUE(store->put_ecn({"10.3.0.1", port, 0, "", kNow - 2 * kDay, "filler"}));
+  const auto kept = reports(*store, "", "");
+  EXPECT_EQ(std::ranges::count(kept, std::to_string(kNow)), 0);
+  EXPECT_EQ(kept.back(), std::to_string(kNow - kDay));
 }
 
 TEST_F(StoreTest, ForgetsProbesThatAreTooOld) {
