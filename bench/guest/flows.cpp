@@ -5,16 +5,20 @@
 // `./dev vm --icount` (paths.sh), where a nanosecond is an instruction and nothing else runs, so that elapsed time less idle
 // time is the number of instructions of the whole machine: sender, switch, receiver.
 //
-//   bench_flows --sender NETNS --receiver NETNS --address IPV4 --cca NAME --flows N --warm-ms MS --ms MS [--bytes B] [--queue
-//   NETNS]
+//   bench_flows --sender NETNS --receiver NETNS --address IPV4 --flows N --warm-ms MS --ms MS [OPTION...]
 //
-//   --bytes B      each flow sends B bytes, waits for one byte of answer, and begins again; 0 (default): it sends without end
-//   --queue NETNS  also sample, every millisecond, the backlog of the RED queue of this namespace
-//   --label TEXT   of the result
+//   --cca NAME      of both ends; without it, what the host gives them
+//   --bytes B       each flow sends B bytes, waits for one byte of answer, and begins again; 0 (default): it sends without end
+//   --queue NETNS   also sample, every millisecond, the backlog of the RED queue of this namespace
+//   --label TEXT    of the result
+//   --then COMMAND  repeatable: measure for --ms again, from the start of this shell command on; empty: of no command
 //
-// One line of JSON on stdout: {"label", "bytes", "seconds", "instructions", "retransmits", "delivered", "delivered_ce", "jain",
-// "queue_bytes", "marked"}, all of the measured time; bytes are acknowledged ones. No payload is copied (sendfile, MSG_TRUNC):
-// what is counted is the work per packet.
+// One line of JSON on stdout for each measured time: {"label", "bytes", "seconds", "instructions", "retransmits", "delivered",
+// "delivered_ce", "jain"}, with --queue {"queue_bytes", "queue_p99_bytes", "marked"}, with --then {"cca", "ecn_ends",
+// "echoed_flows", "received"}, and of a command {"command_seconds"}. `bytes` are acknowledged ones; `cca`: of all ends at the
+// end of it; `ecn_ends`: those that have ECN then; `echoed_flows`: those whose receiver reported marks; `received`: what
+// reached the receivers in order in each 10 ms. No payload is copied (sendfile, MSG_TRUNC): what is counted is the work per
+// packet.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -32,16 +36,22 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <future>
 #include <map>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -49,6 +59,9 @@ namespace {
 constexpr std::uint16_t kPort = 5000;
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 constexpr std::uint64_t kSample_ns = 1'000'000;
+constexpr std::uint64_t kTick_ns = 10'000'000;
+constexpr std::size_t kTicksMax = 12'000;
+constexpr std::size_t kFlowsMax = 64;
 
 [[noreturn]] void die(const std::string& what) {
   fmt::print(stderr, "bench_flows: {}: {}\n", what, std::strerror(errno));
@@ -61,6 +74,7 @@ void check(bool ok, const std::string& what) {
 struct Options {
   std::string sender, receiver, address, cca, queue, label;
   std::uint64_t flows = 1, warm_ms = 0, ms = 0, bytes = 0;
+  std::vector<std::string> then;
 };
 
 Options parse(int argc, char** argv) {
@@ -74,7 +88,9 @@ Options parse(int argc, char** argv) {
     const std::string name = argv[i];
     errno = EINVAL;
     check(i + 1 < argc, name);
-    if (texts.contains(name))
+    if (name == "--then")
+      options.then.emplace_back(argv[i + 1]);
+    else if (texts.contains(name))
       *texts[name] = argv[i + 1];
     else if (numbers.contains(name))
       *numbers[name] = std::stoull(argv[i + 1]);
@@ -82,7 +98,10 @@ Options parse(int argc, char** argv) {
       die(name);
   }
   errno = EINVAL;
-  check(!options.sender.empty() && !options.receiver.empty() && !options.cca.empty() && options.ms > 0, "missing options");
+  check(!options.sender.empty() && !options.receiver.empty() && options.ms > 0, "missing options");
+  check(options.flows > 0 && options.flows <= kFlowsMax, "--flows");
+  const std::uint64_t total_ms = options.warm_ms + options.ms * (options.then.size() + 1);
+  check(total_ms * 1'000'000 / kTick_ns < kTicksMax, "longer than there is room for");
   return options;
 }
 
@@ -101,6 +120,18 @@ std::uint64_t idle_ns() {
   die("/proc/timer_list");
 }
 
+void sleep_until(std::uint64_t at_ns) {
+  const timespec at{static_cast<time_t>(at_ns / 1'000'000'000), static_cast<long>(at_ns % 1'000'000'000)};
+  while (::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr) == EINTR) {
+  }
+}
+
+// This thread, but not what it starts, before everything else on the only CPU: a command costs it no more than on another CPU.
+void run_ahead(int priority) {
+  const sched_param param{.sched_priority = priority};
+  check(::sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &param) == 0, "SCHED_FIFO");
+}
+
 void enter(const std::string& netns) {
   const int fd = ::open(netns.c_str(), O_RDONLY | O_CLOEXEC);
   check(fd >= 0 && ::setns(fd, CLONE_NEWNET) == 0, netns);
@@ -109,8 +140,29 @@ void enter(const std::string& netns) {
 
 int socket_with(const std::string& cca) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  check(fd >= 0 && ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, cca.data(), static_cast<socklen_t>(cca.size())) == 0, cca);
+  check(fd >= 0, "socket");
+  if (!cca.empty())
+    check(::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, cca.data(), static_cast<socklen_t>(cca.size())) == 0, cca);
   return fd;
+}
+
+tcp_info info_of(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  check(::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0, "TCP_INFO");
+  return info;
+}
+
+struct End {
+  char cca[16];
+  bool ecn;
+};
+End end_of(int fd, const tcp_info& info) {
+  End end{{}, (info.tcpi_options & TCPI_OPT_ECN) != 0};
+  socklen_t size = sizeof end.cca;
+  check(::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, end.cca, &size) == 0, "TCP_CONGESTION");
+  end.cca[sizeof end.cca - 1] = '\0';
+  return end;
 }
 
 sockaddr_in address_of(const std::string& text) {
@@ -126,6 +178,31 @@ void watch(int epoll, int fd, std::uint32_t events, std::uint64_t data) {
   check(::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
 }
 
+// ---- receiver: what it tells the sender ------------------------------------------------------------------------------------
+
+// In memory that both processes map; written by the receiver, and complete for `count` ticks.
+struct Received {
+  std::atomic<std::uint64_t> begin_ns;  // of tick 0; 0: none yet
+  std::atomic<std::size_t> count;
+  std::uint64_t bytes[kTicksMax];  // at each tick: in order, since the beginning, of all connections
+  End ends[kFlowsMax];             // as of the last one
+};
+
+void tick(const std::vector<int>& sockets, Received& out) {
+  run_ahead(2);
+  const std::uint64_t begin = now_ns();
+  for (std::size_t i = 0; i < kTicksMax; ++i) {
+    sleep_until(begin + i * kTick_ns);
+    for (std::size_t flow = 0; flow < sockets.size(); ++flow) {
+      const tcp_info info = info_of(sockets[flow]);
+      out.bytes[i] += info.tcpi_bytes_received;
+      out.ends[flow] = end_of(sockets[flow], info);
+    }
+    out.count.store(i + 1);
+    if (i == 0) out.begin_ns.store(begin);
+  }
+}
+
 // ---- receiver --------------------------------------------------------------------------------------------------------------
 
 // Woken once for so many bytes, not for each packet.
@@ -134,7 +211,7 @@ void wake_at(int fd, std::uint64_t bytes) {
   check(::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0, "SO_RCVLOWAT");
 }
 
-[[noreturn]] void receive(const Options& options, int ready) {
+[[noreturn]] void receive(const Options& options, int ready, Received& received) {
   enter(options.receiver);
   const int listener = socket_with(options.cca);
   const sockaddr_in at = address_of(options.address);
@@ -152,6 +229,12 @@ void wake_at(int fd, std::uint64_t bytes) {
     check(connections.back().fd >= 0, "accept");
     wake_at(connections.back().fd, request);
     watch(epoll, connections.back().fd, EPOLLIN, i);
+  }
+  if (!options.then.empty()) {
+    std::vector<int> sockets;
+    for (const Connection& connection : connections) sockets.push_back(connection.fd);
+    std::thread(tick, std::move(sockets), std::ref(received)).detach();
+    run_ahead(1);
   }
   for (;;) {
     epoll_event events[64];
@@ -233,13 +316,6 @@ struct Flow {
   tcp_info before{};
 };
 
-tcp_info info_of(int fd) {
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  check(::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0, "TCP_INFO");
-  return info;
-}
-
 class Sender {
  public:
   explicit Sender(const Options& options)
@@ -260,13 +336,12 @@ class Sender {
     }
   }
 
-  // Until a time; with `queue`, its samples are added up.
-  void run(std::uint64_t end, const Queue* queue, std::uint64_t& backlog_sum, std::uint64_t& samples) {
+  // Until a time; with `queue`, its backlog goes to `samples`.
+  void run(std::uint64_t end, const Queue* queue, std::vector<std::uint64_t>& samples) {
     std::uint64_t next = now_ns();
     for (std::uint64_t now = next; now < end; now = now_ns()) {
       if (queue != nullptr && now >= next) {
-        backlog_sum += queue->sample().backlog_bytes;
-        ++samples;
+        samples.push_back(queue->sample().backlog_bytes);
         next += kSample_ns;
       }
       const std::uint64_t until = queue != nullptr ? std::min(next, end) : end;
@@ -302,33 +377,59 @@ class Sender {
   std::vector<Flow> flows_;
 };
 
-}  // namespace
+// ---- measured times --------------------------------------------------------------------------------------------------------
 
-int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
-  int ready[2];
-  check(::pipe(ready) == 0, "pipe");
-  const pid_t child = ::fork();
-  check(child >= 0, "fork");
-  if (child == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    receive(options, ready[1]);
+// A shell command beside the flows; seconds until it ended.
+double run_command(const std::string& line) {
+  const std::uint64_t begin = now_ns();
+  errno = EPROTO;
+  check(std::system(("{ " + line + "; } >&2").c_str()) == 0, line);
+  return static_cast<double>(now_ns() - begin) / 1e9;
+}
+
+std::size_t tick_at(const Received& received, std::uint64_t time_ns) {
+  const std::uint64_t begin = received.begin_ns.load();
+  return time_ns <= begin ? 0 : (time_ns - begin) / kTick_ns;
+}
+
+void add_ends(Sender& sender, const Received& received, std::uint64_t begin, std::uint64_t end, nlohmann::ordered_json& out) {
+  const std::size_t first = tick_at(received, begin), last = tick_at(received, end);
+  errno = ENODATA;
+  check(received.count.load() > last, "the receiver's ticks");
+  std::set<std::string> ccas;
+  std::uint64_t ecn_ends = 0;
+  const auto see = [&](const End& one) {
+    ccas.insert(one.cca);
+    ecn_ends += one.ecn;
+  };
+  for (std::size_t flow = 0; flow < sender.flows().size(); ++flow) {
+    const int fd = sender.flows()[flow].fd;
+    see(end_of(fd, info_of(fd)));
+    see(received.ends[flow]);
   }
-  char go;
-  check(::read(ready[0], &go, 1) == 1, "the receiver");
-  Sender sender(options);
-  Queue* queue = options.queue.empty() ? nullptr : new Queue(options.queue);  // enters its namespace: the connections are made
+  std::vector<std::uint64_t> windows;
+  for (std::size_t i = first; i < last; ++i) windows.push_back(received.bytes[i + 1] - received.bytes[i]);
+  out["cca"] = ccas;
+  out["ecn_ends"] = ecn_ends;
+  out["received"] = windows;
+}
 
-  std::uint64_t backlog_sum = 0, samples = 0;
-  sender.run(now_ns() + options.warm_ms * 1'000'000, nullptr, backlog_sum, samples);
+// What happened in --ms, from now on, and from the start of `command` on.
+nlohmann::ordered_json measure(const Options& options, Sender& sender, const Queue* queue, const Received& received,
+                               const std::string& command) {
   for (Flow& flow : sender.flows()) flow.before = info_of(flow.fd);
   const Queue::Sample before = queue != nullptr ? queue->sample() : Queue::Sample{};
+  std::vector<std::uint64_t> backlog;
   const std::uint64_t idle = idle_ns(), begin = now_ns();
-  sender.run(begin + options.ms * 1'000'000, queue, backlog_sum, samples);
+  std::future<double> ended;
+  if (!command.empty()) ended = std::async(std::launch::async, run_command, command);
+  sender.run(begin + options.ms * 1'000'000, queue, backlog);
   const std::uint64_t end = now_ns(), busy = end - begin - (idle_ns() - idle);
+  errno = ETIMEDOUT;
+  check(!ended.valid() || ended.wait_for(std::chrono::seconds(0)) == std::future_status::ready, command);
 
   double bytes = 0, squares = 0;
-  std::uint64_t retransmits = 0, delivered = 0, delivered_ce = 0;
+  std::uint64_t retransmits = 0, delivered = 0, delivered_ce = 0, echoed_flows = 0;
   for (const Flow& flow : sender.flows()) {
     const tcp_info after = info_of(flow.fd);
     const auto got = static_cast<double>(after.tcpi_bytes_acked - flow.before.tcpi_bytes_acked);
@@ -337,6 +438,7 @@ int main(int argc, char** argv) {
     retransmits += after.tcpi_total_retrans - flow.before.tcpi_total_retrans;
     delivered += after.tcpi_delivered - flow.before.tcpi_delivered;
     delivered_ce += after.tcpi_delivered_ce - flow.before.tcpi_delivered_ce;
+    echoed_flows += after.tcpi_delivered_ce != flow.before.tcpi_delivered_ce;
   }
   nlohmann::ordered_json out = {{"label", options.label},
                                 {"bytes", bytes},
@@ -346,11 +448,48 @@ int main(int argc, char** argv) {
                                 {"delivered", delivered},
                                 {"delivered_ce", delivered_ce},
                                 {"jain", bytes * bytes / (static_cast<double>(options.flows) * squares)}};
+  if (!options.then.empty()) {
+    out["echoed_flows"] = echoed_flows;
+    add_ends(sender, received, begin, end, out);
+  }
   if (queue != nullptr) {
-    out["queue_bytes"] = static_cast<double>(backlog_sum) / static_cast<double>(samples);
+    std::uint64_t sum = 0;
+    for (const std::uint64_t sample : backlog) sum += sample;
+    std::ranges::sort(backlog);
+    out["queue_bytes"] = static_cast<double>(sum) / static_cast<double>(backlog.size());
+    out["queue_p99_bytes"] = backlog[backlog.size() * 99 / 100];
     out["marked"] = queue->sample().marked - before.marked;
   }
-  fmt::print("{}\n", out.dump());
+  if (ended.valid()) out["command_seconds"] = ended.get();
+  return out;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse(argc, argv);
+  int ready[2];
+  check(::pipe(ready) == 0, "pipe");
+  void* shared = ::mmap(nullptr, sizeof(Received), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  check(shared != MAP_FAILED, "mmap");
+  auto* received = new (shared) Received{};
+  const pid_t child = ::fork();
+  check(child >= 0, "fork");
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    receive(options, ready[1], *received);
+  }
+  char go;
+  check(::read(ready[0], &go, 1) == 1, "the receiver");
+  Sender sender(options);
+  Queue* queue = options.queue.empty() ? nullptr : new Queue(options.queue);  // enters its namespace: the connections are made
+
+  if (!options.then.empty()) run_ahead(1);
+  std::vector<std::uint64_t> unused;
+  sender.run(now_ns() + options.warm_ms * 1'000'000, nullptr, unused);
+  std::vector<std::string> commands = {""};
+  commands.insert(commands.end(), options.then.begin(), options.then.end());
+  for (const std::string& command : commands) fmt::print("{}\n", measure(options, sender, queue, *received, command).dump());
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   return 0;

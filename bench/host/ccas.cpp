@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// cca.*: what the bundles' CCAs cost and achieve beside the kernel's own. Every CCA has guests of its own (./dev vm --icount),
-// one a seed: time is instructions there, and the same seed gives the same figures however busy this machine is. What happens
-// in the guest is guest/paths.sh.
+// cca.*: what the bundles' CCAs cost and achieve beside the kernel's own. Every CCA has guests of its own, one a seed. What
+// happens in them is guest/paths.sh.
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "host/guest.h"
 #include "host/host.h"
 
 namespace sluice::bench {
 namespace {
 
 using Json = nlohmann::json;
-
-constexpr test::Millis kGuestTimeout(1200000);
 
 struct Contest {
   std::string name;    // of the bundle
@@ -22,13 +19,7 @@ struct Contest {
 };
 const Contest kContests[] = {{"cubic", "cubic", 1.01}, {"dctcp", "dctcp", 1.015}};
 
-struct Lane {
-  std::string label;  // in paths.sh
-  std::string path;
-  int flows;
-};
-const Lane kMarked[] = {{"1ms/1", "1 ms", 1}, {"1ms/8", "1 ms", 8}, {"20ms/1", "20 ms", 1}, {"20ms/8", "20 ms", 8}};
-const Lane kPlain{"plain", "no marks", 8};
+const GuestPath kPlain{"plain", "no marks", 8};
 
 // Every result of one CCA, by label, one for each seed.
 using Results = std::map<std::string, std::vector<Json>>;
@@ -38,31 +29,21 @@ std::string object_of(const Contest& contest) {
 }
 
 // `words`: the CCA, and its object if it is not the kernel's.
-Status run_guest(Run& run, int seed, const std::vector<std::string>& words, Results& results) {
-  const std::string script = SLUICE_SOURCE_DIR "/bench/guest/paths.sh", flows = program("bench_flows");
-  std::vector<std::string> argv = {SLUICE_SOURCE_DIR "/dev", "vm", "--icount", "--shift", "0", "--timeout", "1100"};
-  argv.insert(argv.end(), {"--seed", std::to_string(seed), "--add", script, "--add", flows});
-  for (const Contest& contest : kContests) argv.insert(argv.end(), {"--add", object_of(contest)});
-  argv.insert(argv.end(), {"--", script, flows, run.size("5", "2")});
-  argv.insert(argv.end(), words.begin(), words.end());
-  SLUICE_TRY(guest, test::Process::exec(argv, {.pipe_stdout = true}));
-  SLUICE_TRY(output, guest.read_all(kGuestTimeout));
-  SLUICE_TRY(status, guest.wait(kGuestTimeout));
-  if (status != 0) return fail(Code::kUnavailable, "./dev vm with {} ended with status {}", words.front(), status);
-  std::size_t lines = 0;
-  for (std::size_t at = 0, end; (end = output.find('\n', at)) != std::string::npos; at = end + 1, ++lines) {
-    Json result = Json::parse(output.substr(at, end - at), nullptr, false);
-    if (result.is_discarded()) return fail(Code::kInternal, "the guest wrote: {}", output.substr(at, end - at));
-    results[result["label"]].push_back(std::move(result));
-  }
-  if (lines != std::size(kMarked) + 1) return fail(Code::kInternal, "{} results of the guest", lines);
+Status add_results(Run& run, int seed, const std::vector<std::string>& words, Results& results) {
+  const std::string flows = program("bench_flows");
+  Guest guest{seed, "paths.sh", {flows}, {flows, run.size("5", "2")}};
+  for (const Contest& contest : kContests) guest.files.push_back(object_of(contest));
+  guest.arguments.insert(guest.arguments.end(), words.begin(), words.end());
+  SLUICE_TRY(all, run_guest(guest));
+  for (Json& result : all) results[result["label"]].push_back(std::move(result));
+  if (all.size() != kMarkedPaths.size() + 1) return fail(Code::kInternal, "{} results of the guest", all.size());
   return {};
 }
 
 template <class Value>
-std::vector<double> samples_of(const Results& results, const Lane& lane, Value value) {
+std::vector<double> samples_of(const Results& results, const GuestPath& path, Value value) {
   std::vector<double> out;
-  for (const Json& result : results.at(lane.label)) out.push_back(value(result));
+  for (const Json& result : results.at(path.label)) out.push_back(value(result));
   return out;
 }
 
@@ -79,17 +60,17 @@ struct Figures {
 };
 
 template <class Value>
-void add(Run& run, const Figures& figures, const std::string& id, const std::string& unit, const Lane& lane, Value value,
+void add(Run& run, const Figures& figures, const std::string& id, const std::string& unit, const GuestPath& path, Value value,
          const Goal& goal) {
-  Measurement m{.id = id, .params = {{"path", lane.path}, {"flows", lane.flows}}, .unit = unit, .goal = goal};
-  m.samples = samples_of(figures.ours, lane, value);
+  Measurement m{.id = id, .params = {{"path", path.path}, {"flows", path.flows}}, .unit = unit, .goal = goal};
+  m.samples = samples_of(figures.ours, path, value);
   m.value = median(m.samples);
-  m.baseline = Baseline{"tcp_" + figures.contest.kernel, median(samples_of(figures.kernels, lane, value))};
+  m.baseline = Baseline{"tcp_" + figures.contest.kernel, median(samples_of(figures.kernels, path, value))};
   std::uint64_t lost = 0;
   for (const Results* results : {&figures.ours, &figures.kernels})
-    for (const Json& result : results->at(lane.label)) lost += result["retransmits"].get<std::uint64_t>();
+    for (const Json& result : results->at(path.label)) lost += result["retransmits"].get<std::uint64_t>();
   const auto both = [&](auto what) {
-    return std::pair(median(samples_of(figures.ours, lane, what)), median(samples_of(figures.kernels, lane, what)));
+    return std::pair(median(samples_of(figures.ours, path, what)), median(samples_of(figures.kernels, path, what)));
   };
   const auto [insn, insn_kernel] = both(per_kb);
   const auto [ce, ce_kernel] = both(marked);
@@ -109,15 +90,15 @@ Status measure_ccas(Run& run) {
   for (const Contest& contest : kContests) {
     Results ours, kernels;
     for (int seed = 1; seed <= seeds; ++seed) {
-      SLUICE_CHECK(run_guest(run, seed, {contest.kernel}, kernels));
-      SLUICE_CHECK(run_guest(run, seed, {"sl_" + contest.name, object_of(contest)}, ours));
+      SLUICE_CHECK(add_results(run, seed, {contest.kernel}, kernels));
+      SLUICE_CHECK(add_results(run, seed, {"sl_" + contest.name, object_of(contest)}, ours));
     }
     const Figures figures{contest, ours, kernels};
     const std::string id = "cca." + contest.name;
     add(run, figures, id + "_insn_ratio", "instr/kB", kPlain, per_kb, Goal{"ratio", "<=", contest.insn_goal});
-    for (const Lane& lane : kMarked) {
-      add(run, figures, id + "_goodput_ratio", "Mbit/s", lane, mbit, Goal{"ratio", "in", 0.98, 1.02});
-      if (contest.name == "dctcp") add(run, figures, id + "_queue_ratio", "bytes", lane, queue, Goal{"ratio", "<=", 1.10});
+    for (const GuestPath& path : kMarkedPaths) {
+      add(run, figures, id + "_goodput_ratio", "Mbit/s", path, mbit, Goal{"ratio", "in", 0.98, 1.02});
+      if (contest.name == "dctcp") add(run, figures, id + "_queue_ratio", "bytes", path, queue, Goal{"ratio", "<=", 1.10});
     }
   }
   return {};

@@ -33,6 +33,7 @@ Status measure_lookups(Run& run);        // lookup.sk_storage_ns, lookup.lpm_ns
 Status measure_connect(Run& run);        // connect.overhead_ns
 Status measure_apply(Run& run);          // apply.ms
 Status measure_rollback(Run& run);       // rollback.ms
+Status measure_sticky_ecn(Run& run);     // rollback.sticky_ecn_*
 Status measure_many_netns(Run& run);     // migrate.ms_per_netns
 Status measure_self_moves(Run& run);     // migrate.self_rtts
 Status measure_upgrade(Run& run);        // upgrade.fallbacks

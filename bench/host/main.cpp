@@ -30,6 +30,7 @@ const Entry kEntries[] = {
     {{"kill.fallbacks"}, "connections", measure_kill},
     {{"ecn.blind_senders"}, "senders", measure_blind_senders},
     {{"migrate.ns_per_socket", "memory.bytes_per_socket"}, "", measure_many_sockets},
+    {{"rollback.sticky_ecn_goodput_dip_pct", "rollback.sticky_ecn_queue_ratio"}, "", measure_sticky_ecn},
     {{"cca.cubic_insn_ratio", "cca.dctcp_insn_ratio", "cca.cubic_goodput_ratio", "cca.dctcp_goodput_ratio",
       "cca.dctcp_queue_ratio"},
      "",
