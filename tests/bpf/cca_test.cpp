@@ -25,9 +25,9 @@ enum : std::uint32_t {
   kCountBounded
 };
 
-// sl_present, beta, c, fast_convergence, reno_friendly, ecn_reduction, ecn_window, hystart, min_segments, spacing
-const std::vector<std::uint64_t> kDefaults = {1, 70, 400, 1, 1, 30, 16, 3, 16, 2000};
-constexpr std::size_t kC = 2, kRenoFriendly = 4;
+// sl_present, beta, c, fast_convergence, reno_friendly, ecn_reduction, ecn_drain, ecn_window, hystart, min_segments, spacing
+const std::vector<std::uint64_t> kDefaults = {1, 70, 400, 1, 1, 30, 100, 16, 3, 16, 2000};
+constexpr std::size_t kC = 2, kRenoFriendly = 4, kEcnDrain = 6;
 
 // In the private state: sl_core.params, and cubic's alpha_1024 right behind struct sl_core.
 constexpr std::uint32_t kParamsOffset = 28, kAlphaOffset = 32;
@@ -173,6 +173,13 @@ std::uint32_t after_mark(std::uint32_t cwnd, std::uint32_t alpha) {
   return std::max<std::uint32_t>(cwnd - std::max<std::uint32_t>(static_cast<std::uint64_t>(cwnd) * alpha * 30 / 102400, 1), 2);
 }
 
+// The marked fraction alone decides.
+std::vector<std::uint64_t> without_drain() {
+  auto params = kDefaults;
+  params[kEcnDrain] = 0;
+  return params;
+}
+
 TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
   PathSpec spec = kLine;
   spec.ecn = true;
@@ -180,6 +187,7 @@ TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
   std::atomic<bool> mark_all = false;
   path.on_data([&](const Packet& p) { return Fate{.mark = p.number == 2500 || mark_all}; });
   Cca cubic(Cca::cubic(nullptr));
+  cubic.set_params(without_drain());
   Trace trace(path, kAlphaOffset);
   Flow flow(path, cubic.name());
   ASSERT_TRUE(flow.ecn());
@@ -212,12 +220,43 @@ TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
   EXPECT_EQ(flow.info().tcpi_total_retrans, 0U);
 }
 
+// An RTT above the least one is a queue, and the own part of it goes at a mark; never more than if all segments had been
+// marked.
+TEST(Cubic, AMarkGivesUpTheOwnQueue) {
+  for (const std::uint32_t queue_us : {1000, 40000}) {
+    PathSpec spec = kLine;
+    spec.ecn = true;
+    Path path(spec);
+    const std::uint32_t least_us = 2 * spec.one_way_us;
+    path.on_data([&](const Packet& p) {
+      if (p.number == 1000) path.delay(0, queue_us);
+      return Fate{.mark = p.number == 2500};
+    });
+    Cca cubic(Cca::cubic(nullptr));
+    cubic.set_params(kDefaults);
+    Trace trace(path, kAlphaOffset);
+    Flow flow(path, cubic.name());
+    flow.start();
+    ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kCwr).has_value(); }));
+    const auto mark = *trace.entered(kCwr);
+    const std::uint32_t most = mark.prior_cwnd * 30 / 100, cut = mark.prior_cwnd - mark.ssthresh;
+    EXPECT_LE(cut, std::max(most, 1U));
+    if (queue_us > least_us) {
+      EXPECT_EQ(cut, most) << "a window of which two thirds wait";
+    } else {
+      EXPECT_LE(cut, std::max(mark.prior_cwnd * (mark.srtt_us - least_us) / mark.srtt_us,
+                              mark.prior_cwnd - after_mark(mark.prior_cwnd, mark.private_word)));
+    }
+  }
+}
+
 TEST(Cubic, ALossBehindAMarkIsALoss) {
   PathSpec spec = kLine;
   spec.ecn = true;
   Path path(spec);
   path.on_data([](const Packet& p) { return Fate{.drop = p.number == 2505, .mark = p.number == 2500}; });
   Cca cubic(Cca::cubic(nullptr));
+  cubic.set_params(without_drain());
   Trace trace(path, kAlphaOffset);
   Flow flow(path, cubic.name());
   flow.start();

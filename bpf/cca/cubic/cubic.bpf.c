@@ -8,9 +8,11 @@
  *    reduction. Time stands still while the window is not what limits the sender (section 4.2).
  * 2. Loss. ssthresh = beta cwnd. Fast convergence: W_max falls to the middle of old and new cwnd if it was not reached again.
  *    After an RTO growth starts anew (section 4.8). An undone reduction restores the whole epoch (section 4.9).
- * 3. Marks. ssthresh = cwnd (1 - ecn_reduction alpha), alpha = EWMA of the marked fraction. The kernel asks for a new ssthresh
- *    alike for marks and losses, so sl_ecn_is_mark() tells them apart; and where a loss turns up behind a mark within the same
- *    RTT, the kernel does not ask again, so set_state completes the reduction to that of a loss.
+ * 3. Marks. ssthresh = cwnd (1 - ecn_reduction alpha), alpha = EWMA of the marked fraction; but at least what the connection keeps
+ *    in the queue is given up (ecn_drain of it), as far as ecn_reduction allows: the queue empties without the link running dry.
+ *    Without that floor reductions are small and frequent, and the queue stays at the marking threshold.
+ *    The kernel asks for a new ssthresh alike for marks and losses, so sl_ecn_is_mark() tells them apart; and where a loss turns up
+ *    behind a mark within the same RTT, the kernel does not ask again, so set_state completes the reduction to that of a loss.
  *    Why not RFC 8257's alpha / 2: with the default ecn_reduction = 1 - beta = 30 % a fully marked RTT weighs as much as a loss and
  *    every other RTT less; and since CUBIC's Reno-friendly increase is 3 (1 - beta) / (1 + beta) = 0.53 segments per RTT and
  *    not 1, the equilibrium window, increase / (reduction alpha), is 1.76 / alpha beside DCTCP's 2 / alpha, not half of it.
@@ -36,6 +38,7 @@ struct cubic_params {
 	u64 fast_convergence;		/* bool */
 	u64 reno_friendly;		/* bool */
 	u64 ecn_reduction_percent;	/* cwnd given up when every segment is marked; alpha scales it */
+	u64 ecn_drain_percent;		/* of the own queue, given up at a mark at least */
 	u64 ecn_window_rtts;		/* alpha averages over so many RTTs: gain 1 / window */
 	u64 hystart;			/* bits: 1 ACK train, 2 delay; 0 = off */
 	u64 hystart_min_segments;	/* smaller windows never leave slow start by HyStart */
@@ -48,6 +51,7 @@ SL_PARAMS(struct cubic_params,
 	.fast_convergence = 1,
 	.reno_friendly = 1,
 	.ecn_reduction_percent = 30,
+	.ecn_drain_percent = 100,
 	.ecn_window_rtts = 16,
 	.hystart = 3,
 	.hystart_min_segments = 16,
@@ -231,6 +235,19 @@ SL_CONG_AVOID(sk, ack, acked)
 	sl_additive_increase(tp, ca->per, acked);
 }
 
+/*
+ * Segments of the window that wait in a queue: those that the path does not hold at its minimum RTT. By the least RTT of this round,
+ * because a late ACK is no queue; right at the round's start, before it has one, by the smoothed RTT.
+ */
+static __always_inline u32 queued(const struct tcp_sock *tp, const struct cubic *ca)
+{
+	u32 rtt_us = min(ca->core.rtt_min_us, tp->srtt_us >> 3);
+
+	if (!ca->delay_min_us || rtt_us <= ca->delay_min_us)
+		return 0;
+	return (u64)tp->snd_cwnd * (rtt_us - ca->delay_min_us) / rtt_us;
+}
+
 SL_SSTHRESH(sk)
 {
 	struct tcp_sock *tp = sl_tcp(sk);
@@ -239,7 +256,9 @@ SL_SSTHRESH(sk)
 	u32 cwnd = tp->snd_cwnd, reduced;
 
 	if (sl_ecn_is_mark(tp, ca->tlp_seq)) {
-		u32 cut = (u64)cwnd * ca->alpha_1024 * p->ecn_reduction_percent / (1024 * 100);
+		u64 most = (u64)cwnd * p->ecn_reduction_percent;	/* in hundredths, as these two */
+		u64 drain = (u64)queued(tp, ca) * p->ecn_drain_percent;
+		u32 cut = max(most * ca->alpha_1024 / 1024, min(drain, most)) / 100;
 
 		reduced = cwnd - min(max(cut, 1U), cwnd);
 		ca->flags |= CUBIC_MARK_CUT;
