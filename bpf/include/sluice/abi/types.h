@@ -8,7 +8,12 @@
 #ifndef SLUICE_ABI_TYPES_H
 #define SLUICE_ABI_TYPES_H
 
-#ifndef __bpf__
+#ifdef __bpf__
+/* vmlinux.h has the big-endian ones only: whatever the kernel itself uses of a type is in its BTF. */
+typedef __u16 __le16;
+typedef __u32 __le32;
+typedef __u64 __le64;
+#else
 #include <linux/types.h>
 #include <stddef.h>
 #endif
