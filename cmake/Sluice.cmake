@@ -2,7 +2,7 @@
 #
 # Build rules of the house: layered libraries, BPF objects, tests.
 #
-#   sluice_library(NAME FLOOR n [DEPS ...] [LINK ...])   src/NAME/*.cpp -> target sluice_NAME
+#   sluice_library(NAME FLOOR n [DEPS ...] [LINK ...])   src/NAME/*.cpp, src/NAME/*/*.cpp -> target sluice_NAME
 #   sluice_bpf_object(TARGET SOURCE OUTPUT [OPTION...])  clang -target bpf, rebuilt when a header changes
 #   sluice_test(NAME SOURCES ... [LINK ...] [LABELS ...] [PRIVILEGED] [TIER quick|full])
 #
@@ -14,7 +14,8 @@ set_property(GLOBAL PROPERTY SLUICE_FLOORS "")
 
 function(sluice_library name)
   cmake_parse_arguments(A "" "FLOOR" "DEPS;LINK" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${name}/*.cpp
+       ${CMAKE_SOURCE_DIR}/src/${name}/*/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")
   if(sources)
     add_library(sluice_${name} STATIC ${sources})

@@ -23,7 +23,8 @@ WRAPPED = (
     (re.compile(r"^yaml-cpp/"), {"bundle", "policy", "cli", "lab", "controller"}),
     (re.compile(r"^CLI/"), {"cli", "agent", "controller", "lab"}),
 )
-# policy is pure: no I/O, no clock, no threads.
+# policy and the collective model are pure: no I/O, no clock, no threads.
+PURE = ("src/policy/", "src/coll/model/")
 IMPURE = re.compile(
     r"^(thread|mutex|shared_mutex|condition_variable|future|atomic|fstream|iostream|filesystem|random|ctime|time\.h|cstdio|"
     r"unistd\.h|fcntl\.h|sys/.*)$"
@@ -48,6 +49,8 @@ BAD = [
     ({"src/CMakeLists.txt": CMAKE, "src/agent/a.cpp": "#include <bpf/bpf.h>\n"}, "src/agent/a.cpp:1"),
     ({"src/CMakeLists.txt": CMAKE, "src/agent/a.cpp": "#include <gelf.h>\n"}, "src/agent/a.cpp:1"),
     ({"src/CMakeLists.txt": CMAKE, "src/policy/a.cpp": "#include <thread>\n"}, "src/policy/a.cpp:1"),
+    ({"src/CMakeLists.txt": CMAKE + "sluice_library(coll FLOOR 3 DEPS base)\n", "src/coll/model/a.cpp": "#include <random>\n"},
+     "src/coll/model/a.cpp:1"),
     ({"src/CMakeLists.txt": CMAKE, "src/net/a.cpp": "#include <sluice/bpf/cca.bpf.h>\n"}, "src/net/a.cpp:1"),
     ({"src/CMakeLists.txt": CMAKE, "src/net/a.cpp": '#include "../base/result.h"\n'}, "src/net/a.cpp:1"),
     ({"src/CMakeLists.txt": CMAKE, "src/other/a.cpp": "int a;\n"}, "src/other/a.cpp:1"),
@@ -109,5 +112,5 @@ def check(tree):
                 for pattern, owners in WRAPPED:
                     if pattern.search(header) and library not in owners:
                         yield Finding(path, number, f"<{header}> is only for {', '.join(sorted(owners))}")
-                if library == "policy" and IMPURE.match(header):
-                    yield Finding(path, number, f"<{header}>: policy is pure (no I/O, no clock, no threads)")
+                if path.startswith(PURE) and IMPURE.match(header):
+                    yield Finding(path, number, f"<{header}>: {path.rsplit('/', 1)[0]} is pure (no I/O, no clock, no threads)")

@@ -1,0 +1,534 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "coll/model/member.h"
+
+#include <cmath>
+
+#include "coll/model/numbers.h"
+
+namespace sluice::coll {
+namespace {
+
+constexpr unsigned kStatusFromTry = 4;  // the third retransmission
+constexpr unsigned kOvertakenBy = 3;    // results of later-sent chunks
+
+std::int64_t integer_at(std::uint8_t dtype, ByteSpan bytes, std::size_t index) {
+  if (dtype == SL_COLL_I64) {
+    std::int64_t value;
+    std::memcpy(&value, bytes.data() + 8 * index, 8);
+    return value;
+  }
+  std::int32_t value;
+  std::memcpy(&value, bytes.data() + 4 * index, 4);
+  return value;
+}
+
+void put_word(Bytes& payload, std::size_t size, std::size_t index, std::int64_t value) {
+  std::memcpy(payload.data() + size * index, &value, size);  // little-endian: the low bytes come first
+}
+
+}  // namespace
+
+Status Member::check(const MemberConfig& config) {
+  if (config.key >= SL_COLL_MEMBERS_MAX) return fail_members(std::size_t{config.key} + 1);
+  if (config.key >= config.members) return sluice::fail(Code::kInvalid, "KEY {} of {} members", config.key, config.members);
+  return check_geometry(config.members, config.window, config.words, config.weight_sum);
+}
+
+Member::Member(const MemberConfig& config)
+    : config_(config), rtt_(config.rto_initial_ns, config.rto_min_ns, config.rto_max_ns), flights_(config.window) {
+  SLUICE_ASSERT(check(config_).has_value());
+}
+
+Header Member::header() const {
+  Header header;
+  header.key = config_.key;
+  header.job = config_.job;
+  header.members = config_.members;
+  header.token = config_.token;
+  header.place(incarnation_, 0);
+  return header;
+}
+
+void Member::send_control(sl_coll_control kind, ByteSpan payload, Outbox& out) {
+  Header control = header();
+  control.magic = SL_COLL_MAGIC_CONTROL;
+  control.op = static_cast<std::uint8_t>(kind);
+  out.push_back({config_.aggregator, encode(control, payload)});
+}
+
+void Member::send_join(std::uint64_t now_ns, Outbox& out) {
+  sl_coll_join join{};
+  join.instance = config_.instance;
+  join.weight_sum = config_.weight_sum;
+  join.window = config_.window;
+  join.words = config_.words;
+  join.mode = config_.mode;
+  send_control(SL_COLL_JOIN, as_bytes(join), out);
+  join_due_ns_ = now_ns + rtt_.backed_off(++join_tries_);
+}
+
+void Member::join(std::uint64_t now_ns, Outbox& out) {
+  SLUICE_ASSERT(state_ == State::kNew);
+  state_ = State::kJoining;
+  deadline_ns_ = now_ns + config_.join_timeout_ns;
+  send_join(now_ns, out);
+}
+
+void Member::leave(Outbox& out) {
+  if (state_ == State::kIdle || state_ == State::kCalling) send_control(SL_COLL_LEAVE, {}, out);
+  if (state_ != State::kFailed) state_ = State::kLeft;
+}
+
+std::optional<Status> Member::take_outcome() {
+  std::optional<Status> outcome = std::move(outcome_);
+  outcome_.reset();
+  return outcome;
+}
+
+void Member::fail(Error error) {
+  failure_ = error.within(fmt::format("job {}, KEY {}", config_.job, config_.key));
+  if (state_ == State::kCalling || state_ == State::kJoining) outcome_ = tl::unexpected<Error>(failure_);
+  state_ = State::kFailed;
+  for (auto& flight : flights_) flight.reset();
+  heartbeat_due_ns_ = join_due_ns_ = deadline_ns_ = kNever;
+}
+
+// Calls.
+
+bool Member::scaled() const {
+  return is_float(call_.dtype) && (call_.op == SL_COLL_SUM || call_.op == SL_COLL_AVERAGE) && call_.fixed_scale == 0;
+}
+
+bool Member::wants(std::size_t chunk) const {
+  return first_of(chunk) < call_.wanted_end && first_of(chunk) + count_of(chunk) > call_.wanted_begin;
+}
+
+Status Member::begin(const Call& call, std::uint64_t now_ns, Outbox& out) {
+  if (state_ == State::kFailed) return tl::unexpected<Error>(failure_);
+  if (state_ != State::kIdle || outcome_)
+    return sluice::fail(Code::kConflict, "a call can begin when the member has joined and no other call is under way");
+  Header probe;
+  probe.op = static_cast<std::uint8_t>(call.op);
+  probe.dtype = static_cast<std::uint8_t>(call.dtype);
+  if (call.fixed_scale != 0) probe.dtype |= SL_COLL_FIXED_SCALE;
+  const std::size_t wire = wire_size(probe), element = size_of(probe.dtype);
+  const bool barrier = call.op == SL_COLL_BARRIER;
+  if (wire == 0) return sluice::fail(Code::kInvalid, "there is no {} of {}", op_name(probe.op), dtype_name(probe.dtype));
+  if (!barrier && (call.input.size() % element != 0 || call.input.size() / element > SL_COLL_ELEMENTS_MAX))
+    return sluice::fail(Code::kInvalid, "{} bytes are not 0 to {} elements of {}", call.input.size(), SL_COLL_ELEMENTS_MAX,
+                        dtype_name(probe.dtype));
+  if (barrier && !call.input.empty()) return sluice::fail(Code::kInvalid, "a barrier has no elements");
+  if (call.output.size() != call.input.size() && call.wanted_begin < call.wanted_end)
+    return sluice::fail(Code::kInvalid, "the output has {} bytes, the input {}", call.output.size(), call.input.size());
+  if (!std::isfinite(call.fixed_scale) || call.fixed_scale < 0)
+    return sluice::fail(Code::kInvalid, "{} is not a scale", call.fixed_scale);
+  const bool adds_floats = is_float(probe.dtype) && (call.op == SL_COLL_SUM || call.op == SL_COLL_AVERAGE);
+  if (adds_floats && config_.weight_sum > SL_COLL_WEIGHTS_MAX)
+    return sluice::fail(Code::kInvalid, "the weights add up to {}; floats allow {}", config_.weight_sum, SL_COLL_WEIGHTS_MAX);
+
+  call_ = call;
+  element_ = element;
+  chunk_elements_ = std::size_t{4} * config_.words / wire;
+  chunks_.assign(std::max<std::size_t>(1, (elements() + chunk_elements_ - 1) / chunk_elements_), {});
+  flagged_.clear();
+  specials_.clear();
+  overflow_ = false;
+  status_.reset();
+  state_ = State::kCalling;
+  began_ns_ = now_ns;
+  deadline_ns_ = now_ns + call.timeout_ns;
+  if (scaled()) {
+    std::vector<float> values;
+    for (std::size_t chunk = 0; chunk < chunks_.size(); chunk++) {
+      values.resize(count_of(chunk));
+      load_floats(probe.dtype, call.input.subspan(first_of(chunk) * element_, values.size() * element_), values);
+      chunks_[chunk].own_exponent = block_exponent(values);
+    }
+  }
+  enter(scaled() && elements() > 0 ? Phase::kExponents : Phase::kChunks);
+  pump(now_ns, out);
+  return {};
+}
+
+void Member::enter(Phase phase) {
+  phase_ = phase;
+  next_item_ = done_items_ = 0;
+  items_ = phase == Phase::kExponents ? 1 : phase == Phase::kChunks ? chunks_.size() : flagged_.size();
+}
+
+// A slot is free when the result of the position before has come: the window rule.
+void Member::pump(std::uint64_t now_ns, Outbox& out) {
+  while (next_item_ < items_ && !flights_[next_position_ % config_.window]) contribute(next_item_++, now_ns, out);
+}
+
+void Member::contribute(std::size_t item, std::uint64_t now_ns, Outbox& out) {
+  Flight flight;
+  flight.position = next_position_++;
+  flight.phase = phase_;
+  flight.header = header();
+  flight.header.magic = SL_COLL_MAGIC_AGGREGATE;
+  flight.header.place(incarnation_, flight.position);
+  flight.header.op = static_cast<std::uint8_t>(call_.op);
+  flight.header.dtype = static_cast<std::uint8_t>(call_.dtype);
+  if (call_.fixed_scale != 0) {
+    const auto bits = std::bit_cast<std::uint32_t>(call_.fixed_scale);
+    flight.header.dtype |= SL_COLL_FIXED_SCALE;
+    flight.header.exponent = static_cast<std::int16_t>(bits >> 16);
+    flight.header.next_exponent = static_cast<std::int16_t>(bits);
+  }
+  switch (phase_) {
+    case Phase::kExponents: {
+      const std::size_t count = std::min<std::size_t>(chunks_.size(), config_.window);
+      flight.header.frag_offset = SL_COLL_FRAG_EXPONENTS;
+      flight.payload.resize(4 * count);
+      for (std::size_t i = 0; i < count; i++) put_word(flight.payload, 4, i, chunks_[i].own_exponent);
+      break;
+    }
+    case Phase::kChunks:
+      flight.chunk = item;
+      fill_chunk(item, flight);
+      break;
+    case Phase::kSpecials: {
+      flight.chunk = flagged_[item];
+      flight.header.frag_offset = SL_COLL_FRAG_SPECIAL | static_cast<std::uint32_t>(first_of(flight.chunk));
+      if (!wants(flight.chunk)) flight.header.flags |= SL_COLL_NO_VALUES;
+      flight.payload.resize(4 * count_of(flight.chunk));
+      if (const auto own = specials_.find(flight.chunk); own != specials_.end())
+        std::memcpy(flight.payload.data(), own->second.data(), flight.payload.size());
+      break;
+    }
+  }
+  auto& slot = flights_[flight.position % config_.window];
+  slot = std::move(flight);
+  send(*slot, now_ns, out);
+}
+
+void Member::fill_chunk(std::size_t chunk, Flight& flight) {
+  Header& header = flight.header;
+  header.frag_offset = static_cast<std::uint32_t>(first_of(chunk));
+  if (chunk + 1 == chunks_.size()) header.flags |= SL_COLL_LAST_FRAGMENT;
+  if (!wants(chunk)) header.flags |= SL_COLL_NO_VALUES;
+  if (call_.op == SL_COLL_BARRIER) return;
+  const std::size_t count = count_of(chunk), wire = wire_size(header);
+  const ByteSpan bytes = call_.input.subspan(first_of(chunk) * element_, count * element_);
+  flight.payload.resize(count * wire);
+  if (!is_float(header.dtype)) {
+    const auto limit = INT64_MAX / static_cast<std::int64_t>(config_.weight_sum);
+    for (std::size_t i = 0; i < count; i++) {
+      std::int64_t value = integer_at(header.dtype, bytes, i);
+      if (call_.op == SL_COLL_COUNT) value = value != 0;
+      if (call_.op == SL_COLL_AVERAGE && (value > limit || value < -limit)) {
+        header.flags |= SL_COLL_OVERFLOW;
+        value = 0;
+      }
+      put_word(flight.payload, wire, i, value);
+    }
+    return;
+  }
+  std::vector<float> values(count);
+  std::vector<std::int32_t> words(count);
+  load_floats(header.dtype, bytes, values);
+  if (call_.op == SL_COLL_COUNT) {
+    for (std::size_t i = 0; i < count; i++) words[i] = values[i] != 0;
+  } else if (call_.op == SL_COLL_MAX || call_.op == SL_COLL_MIN) {
+    for (std::size_t i = 0; i < count; i++) words[i] = ordered(values[i], call_.op == SL_COLL_MAX ? INT32_MAX : INT32_MIN);
+  } else {
+    if (scaled()) {
+      const std::size_t ahead = chunk + config_.window;
+      header.exponent = static_cast<std::int16_t>(chunks_[chunk].agreed_exponent);
+      header.next_exponent =
+          static_cast<std::int16_t>(ahead < chunks_.size() ? chunks_[ahead].own_exponent : SL_COLL_EXPONENT_NONE);
+      quantise(values, chunks_[chunk].own_exponent, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), words);
+      header.flags |= special_flags(values);
+    } else {
+      header.flags |= quantise_fixed(values, call_.fixed_scale, config_.weight_sum, words);
+    }
+    if (header.flags & SL_COLL_SPECIAL) {
+      auto& counts = specials_[chunk];
+      for (float value : values) counts.push_back(special_count(value));
+    }
+  }
+  if (count) std::memcpy(flight.payload.data(), words.data(), flight.payload.size());
+}
+
+void Member::send(Flight& flight, std::uint64_t now_ns, Outbox& out) {
+  flight.sent_ns = now_ns;
+  flight.order = ++sends_;
+  flight.due_ns = now_ns + rtt_.backed_off(++flight.tries);
+  Header header = flight.header;
+  if (flight.tries >= kStatusFromTry) header.flags |= SL_COLL_ACK_REQUEST;
+  stats_.sent++;
+  if (flight.tries > 1) stats_.retransmitted++;
+  out.push_back({config_.aggregator, encode(header, flight.payload)});
+}
+
+// Packets.
+
+void Member::receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out) {
+  const auto header = parse(packet);
+  if (!header || header->magic == SL_COLL_MAGIC_BROADCAST) return;
+  if (from != config_.aggregator || header->token != config_.token || header->job != config_.job ||
+      header->key != config_.key || !(header->flags & SL_COLL_RESULT)) {
+    stats_.foreign++;
+    return;
+  }
+  if (!trusts(packet) || (header->version != SL_COLL_VERSION && header->op != SL_COLL_REFUSED)) {
+    stats_.corrupt++;
+    return;
+  }
+  if (state_ == State::kNew || state_ == State::kFailed || state_ == State::kLeft) return;
+  heard_ns_ = now_ns;
+  if (header->magic == SL_COLL_MAGIC_CONTROL)
+    take_control(*header, payload_of(packet), now_ns);
+  else if (header->incarnation() == incarnation_ && state_ == State::kCalling)
+    take_result(*header, payload_of(packet), now_ns, out);
+  else
+    stats_.unexpected++;
+}
+
+void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t now_ns, Outbox& out) {
+  auto& slot = flights_[header.position() % config_.window];
+  if (!slot || !awaits(slot->position, header.position())) {
+    stats_.unexpected++;
+    return;
+  }
+  const Header& asked = slot->header;
+  const bool values = !(asked.flags & SL_COLL_NO_VALUES);
+  if (header.op != asked.op || header.dtype != asked.dtype || header.frag_offset != asked.frag_offset ||
+      header.exponent != asked.exponent || payload.size() != (values ? slot->payload.size() : 0)) {
+    stats_.corrupt++;
+    return;
+  }
+  stats_.results++;
+  if (slot->tries == 1) rtt_.sample(now_ns - slot->sent_ns);
+  const Flight flight = std::move(*slot);
+  slot.reset();
+  if (status_ && status_->first == flight.position) status_.reset();
+
+  for (auto& other : flights_)
+    if (other && other->order < flight.order && !other->hurried && ++other->overtaken == kOvertakenBy) {
+      other->hurried = true;
+      stats_.overtaken++;
+      send(*other, now_ns, out);
+    }
+
+  if (header.flags & SL_COLL_OVERFLOW) overflow_ = true;
+  switch (flight.phase) {
+    case Phase::kExponents:
+      for (std::size_t i = 0; 4 * i < payload.size(); i++) {
+        std::int32_t exponent;
+        std::memcpy(&exponent, payload.data() + 4 * i, 4);
+        chunks_[i].agreed_exponent = exponent;
+      }
+      break;
+    case Phase::kChunks:
+      chunks_[flight.chunk].result_flags = header.flags;
+      if (const std::size_t ahead = flight.chunk + config_.window; scaled() && ahead < chunks_.size())
+        chunks_[ahead].agreed_exponent = header.next_exponent;
+      if (values) store_chunk(flight.chunk, payload);
+      break;
+    case Phase::kSpecials:
+      if (values) store_special(flight.chunk, payload);
+      break;
+  }
+  if (++done_items_ == items_) return end_phase(now_ns, out);
+  pump(now_ns, out);
+}
+
+void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
+  if (call_.op == SL_COLL_BARRIER) return;
+  const auto dtype = static_cast<std::uint8_t>(call_.dtype);
+  const std::size_t count = count_of(chunk);
+  const bool wide = count != 0 && payload.size() == 8 * count;
+  const double divisor = call_.op == SL_COLL_AVERAGE ? static_cast<double>(config_.weight_sum) : 1;
+  const int head = headroom(config_.weight_sum);
+  std::uint8_t* out = call_.output.data() + first_of(chunk) * element_;
+  for (std::size_t i = 0; i < count; i++, out += element_) {
+    const std::int64_t word = integer_at(wide ? SL_COLL_I64 : SL_COLL_I32, payload, i);
+    const auto narrow = static_cast<std::int32_t>(word);
+    if (!is_float(dtype)) {
+      const std::int64_t value = call_.op == SL_COLL_AVERAGE ? word / static_cast<std::int64_t>(config_.weight_sum) : word;
+      std::memcpy(out, &value, element_);
+    } else if (call_.op == SL_COLL_COUNT) {
+      store_float(dtype, static_cast<double>(word), out);
+    } else if (call_.op == SL_COLL_MAX || call_.op == SL_COLL_MIN) {
+      store_float(dtype, from_ordered(narrow), out);
+    } else if (scaled()) {
+      store_float(dtype, dequantise(narrow, chunks_[chunk].agreed_exponent, head, divisor), out);
+    } else {
+      store_float(dtype, dequantise_fixed(narrow, call_.fixed_scale, divisor), out);
+    }
+  }
+}
+
+void Member::store_special(std::size_t chunk, ByteSpan payload) {
+  const auto dtype = static_cast<std::uint8_t>(call_.dtype);
+  for (std::size_t i = 0; i < count_of(chunk); i++) {
+    const auto counts = static_cast<std::int32_t>(integer_at(SL_COLL_I32, payload, i));
+    if (counts == 0) continue;
+    store_float(dtype, apply_special(0, counts), call_.output.data() + (first_of(chunk) + i) * element_);
+  }
+}
+
+void Member::end_phase(std::uint64_t now_ns, Outbox& out) {
+  if (phase_ == Phase::kExponents) {
+    enter(Phase::kChunks);
+    return pump(now_ns, out);
+  }
+  if (phase_ == Phase::kChunks) {
+    for (std::size_t chunk = 0; chunk < chunks_.size(); chunk++)
+      if (chunks_[chunk].result_flags & SL_COLL_SPECIAL) flagged_.push_back(chunk);
+    if (!flagged_.empty()) {
+      enter(Phase::kSpecials);
+      return pump(now_ns, out);
+    }
+  }
+  calls_completed_++;
+  state_ = State::kIdle;
+  deadline_ns_ = kNever;
+  outcome_ = Status{};
+  if (overflow_)
+    outcome_ = call_.fixed_scale != 0
+                   ? sluice::fail(make_error(Code::kInvalid,
+                                             fmt::format("{} of {}: a value times the scale {} is beyond {}",
+                                                         op_name(static_cast<std::uint8_t>(call_.op)),
+                                                         dtype_name(static_cast<std::uint8_t>(call_.dtype)), call_.fixed_scale,
+                                                         std::uint64_t{INT32_MAX} / config_.weight_sum),
+                                             "use a smaller scale, or none"))
+                   : sluice::fail(Code::kInvalid, "average of i64: a value is beyond {}, so that a sum of {} might overflow",
+                                  INT64_MAX / static_cast<std::int64_t>(config_.weight_sum), config_.weight_sum);
+}
+
+void Member::take_control(const Header& header, ByteSpan payload, std::uint64_t now_ns) {
+  if (header.op == SL_COLL_ACCEPT || header.op == SL_COLL_REFUSED) {
+    if (const auto accept = from_bytes<sl_coll_accept>(payload); accept && accept->instance == config_.instance)
+      return take_accept(header, *accept, now_ns);
+    stats_.unexpected++;
+    return;
+  }
+  // What was said about an earlier incarnation does not matter any more; EPOCH of this one answers a packet of an earlier one.
+  if (header.incarnation() < incarnation_ ||
+      (header.op == SL_COLL_EPOCH && (state_ == State::kJoining || header.incarnation() == incarnation_))) {
+    stats_.unexpected++;
+    return;
+  }
+  if (header.op == SL_COLL_ALIVE) {
+    heartbeat_tries_ = 0;
+    heartbeat_due_ns_ = now_ns + config_.heartbeat_ns;
+    return;
+  }
+  if (header.op == SL_COLL_STATUS) {
+    const auto status = from_bytes<sl_coll_status>(payload);
+    const auto& slot = flights_[header.position() % config_.window];
+    if (!status || !slot || slot->position != header.position()) {
+      stats_.unexpected++;
+      return;
+    }
+    joined_ = status->joined;
+    fallback_ = status->fallback;
+    if (!status_ || header.position() <= status_->first) status_ = {header.position(), status->bitmap};
+    return;
+  }
+  const auto failure = from_bytes<sl_coll_failure>(payload);
+  if (!failure) {
+    stats_.corrupt++;
+    return;
+  }
+  const auto key = [](std::uint8_t who) { return who == 255 ? -1 : int{who}; };
+  switch (header.op) {
+    case SL_COLL_MISMATCH:
+      return fail(make_error(Code::kInvalid,
+                             "mismatch: " + difference(failure->a, key(failure->key_a), failure->b, key(failure->key_b)),
+                             "make all members call with the same arguments, in the same order"));
+    case SL_COLL_MEMBER_DEAD:
+      return fail(make_error(
+          Code::kUnavailable,
+          fmt::format("KEY {} {}", key_list(failure->missing),
+                      failure->reason == SL_COLL_REASON_LEFT ? "left while others call" : "is dead: it is not heard any more"),
+          "join again without it, or start it again"));
+    case SL_COLL_ABORTED:
+      return fail(make_error(Code::kTimeout, failure->missing ? fmt::format("KEY {} gave up waiting for KEY {}", failure->key_a,
+                                                                            key_list(failure->missing))
+                                                              : fmt::format("KEY {} gave up", failure->key_a)));
+    case SL_COLL_JOB_GONE:
+      return fail(make_error(Code::kNotFound, "the job was destroyed"));
+    case SL_COLL_EPOCH:
+      return fail(make_error(Code::kUnavailable,
+                             fmt::format("the aggregator was restarted: incarnation {}, here {}; {} calls were completed here",
+                                         header.incarnation(), incarnation_, calls_completed_),
+                             "join again, and go on from a checkpoint that all members have"));
+    default:
+      stats_.unexpected++;
+  }
+}
+
+void Member::take_accept(const Header& header, const sl_coll_accept& accept, std::uint64_t now_ns) {
+  if (state_ != State::kJoining) return;
+  switch (accept.reason) {
+    case SL_COLL_OK:
+      incarnation_ = header.incarnation();
+      joined_ = accept.joined;
+      fallback_ = accept.fallback;
+      state_ = State::kIdle;
+      join_due_ns_ = deadline_ns_ = kNever;
+      heartbeat_due_ns_ = now_ns;  // at once: it confirms this process
+      return;
+    case SL_COLL_REASON_VERSION:
+      return fail(make_error(Code::kUnsupported, fmt::format("the aggregator speaks version {} of the protocol, this member {}",
+                                                             accept.version, SL_COLL_VERSION)));
+    case SL_COLL_REASON_MEMBERS:
+      return fail(fail_members(std::size_t{config_.key} + 1).value());
+    case SL_COLL_REASON_TAKEN:
+      return fail(make_error(Code::kConflict, "another process has joined under this KEY"));
+    default:
+      return fail(make_error(
+          Code::kInvalid,
+          fmt::format(
+              "the job has {} members, {} slots, chunks of {} words and weights of {} in all; here it is {}, {}, {}, {}",
+              header.members, accept.window, accept.words, accept.weight_sum, config_.members, config_.window, config_.words,
+              config_.weight_sum)));
+  }
+}
+
+// Time.
+
+std::uint64_t Member::next_tick_ns() const {
+  std::uint64_t next = std::min({heartbeat_due_ns_, join_due_ns_, deadline_ns_});
+  for (const auto& flight : flights_)
+    if (flight) next = std::min(next, flight->due_ns);
+  return next;
+}
+
+void Member::tick(std::uint64_t now_ns, Outbox& out) {
+  if (now_ns >= deadline_ns_) return pass_deadline(out);
+  if (now_ns >= join_due_ns_) send_join(now_ns, out);
+  if (now_ns >= heartbeat_due_ns_) {
+    send_control(SL_COLL_ALIVE, {}, out);
+    heartbeat_due_ns_ = now_ns + std::min(config_.heartbeat_ns, rtt_.backed_off(++heartbeat_tries_));
+  }
+  for (auto& flight : flights_)
+    if (flight && now_ns >= flight->due_ns) send(*flight, now_ns, out);
+}
+
+void Member::pass_deadline(Outbox& out) {
+  if (state_ == State::kJoining)
+    return fail(
+        make_error(Code::kTimeout, "the aggregator did not answer", "check that it runs and that its UDP port can be reached"));
+  sl_coll_failure failure{};
+  failure.reason = SL_COLL_REASON_DEADLINE;
+  std::string text;
+  if (status_) {
+    const std::uint64_t all = config_.members >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << config_.members) - 1;
+    failure.missing = all & ~status_->second;
+    text = fmt::format("KEY {} did not contribute in time", key_list(failure.missing));
+  } else if (heard_ns_ <= began_ns_) {
+    text = "the aggregator did not answer";
+  } else {
+    text = "the call did not end in time";
+  }
+  send_control(SL_COLL_ABORT, as_bytes(failure), out);
+  fail(make_error(Code::kTimeout, fmt::format("{} of {}: {}", op_name(static_cast<std::uint8_t>(call_.op)),
+                                              dtype_name(static_cast<std::uint8_t>(call_.dtype)), text)));
+}
+
+}  // namespace sluice::coll

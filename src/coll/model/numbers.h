@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// Numbers as they travel (docs/protocol.md, Floats): block floating point, fixed scale, ordered floats, halves. Scalar: the
+// reference for anything faster.
+#pragma once
+
+#include <sluice/abi/coll.h>
+
+#include <cstdint>
+#include <span>
+
+namespace sluice::coll {
+
+// Caller's elements of a float dtype to f32 (exact) and back (one rounding, ties to even).
+void load_floats(std::uint8_t dtype, std::span<const std::uint8_t> bytes, std::span<float> out);
+void store_float(std::uint8_t dtype, double value, std::uint8_t* out);
+
+// Smallest e with |x| < 2^e for all finite x; SL_COLL_EXPONENT_NONE when none differs from zero.
+int block_exponent(std::span<const float> values);
+// SL_COLL_NAN, SL_COLL_POS_INF, SL_COLL_NEG_INF.
+std::uint8_t special_flags(std::span<const float> values);
+// Bits of headroom for a sum of weights: smallest h with weight_sum <= 2^h.
+int headroom(std::uint64_t weight_sum);
+
+// x to q. `own` is block_exponent(values), `agreed` the maximum over members. Values that are not finite become 0.
+void quantise(std::span<const float> values, int own, int agreed, int head, std::span<std::int32_t> out);
+// Step 3 of it: what a BPF program does when it refills a frame.
+std::int32_t rescale(std::int32_t mantissa, int shift);
+// A sum of q back to a number; `divisor` is 1, or the sum of weights for an average.
+double dequantise(std::int32_t sum, int agreed, int head, double divisor);
+
+// Fixed scale. Returns special_flags() and SL_COLL_OVERFLOW; what does not fit becomes 0.
+std::uint8_t quantise_fixed(std::span<const float> values, float scale, std::uint64_t weight_sum, std::span<std::int32_t> out);
+double dequantise_fixed(std::int32_t sum, float scale, double divisor);
+
+// Floats as integers of the same order, -0 below +0. NaN becomes `nan`, and what is neither a number nor an infinity comes back
+// as NaN.
+std::int32_t ordered(float value, std::int32_t nan);
+float from_ordered(std::int32_t bits);
+
+// One element of the counts at SL_COLL_FRAG_SPECIAL, and what a sum of them makes of the result `finite`.
+std::int32_t special_count(float value);
+double apply_special(double finite, std::int32_t counts);
+
+}  // namespace sluice::coll
