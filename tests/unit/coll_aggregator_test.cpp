@@ -355,6 +355,23 @@ TEST(CollAggregator, JoinIsRefusedWithItsReason) {
   }
 }
 
+TEST(CollAggregator, WhoComesAfterTheEndIsTold) {
+  Bench bench(config(3, 2));
+  Header header = bench.contribution(1, 0);
+  header.magic = SL_COLL_MAGIC_CONTROL;
+  header.op = SL_COLL_ABORT;
+  EXPECT_EQ(bench.send_bytes(encode(header, as_bytes(sl_coll_failure{})), 2).size(), 3u);
+  header.op = SL_COLL_JOIN;
+  const sl_coll_join join{.instance = 1, .weight_sum = 3, .window = 2, .words = 16, .mode = SL_COLL_KERNEL, .pad = {}};
+  const auto reason = [&] {
+    return from_bytes<sl_coll_accept>(bench.send_bytes(encode(header, as_bytes(join)), 2).at(0).payload)->reason;
+  };
+  EXPECT_EQ(reason(), SL_COLL_REASON_FAILED);
+  Outbox out;
+  bench.aggregator.destroy(out);
+  EXPECT_EQ(reason(), SL_COLL_REASON_GONE);
+}
+
 // Late copies of an earlier process's JOIN come first, and between JOIN and ACCEPT.
 TEST(CollAggregator, AJoinThatNobodyConfirmsTakesNoKey) {
   Bench bench(config(3, 2));

@@ -179,8 +179,7 @@ void Aggregator::contribute(const Header& header, ByteSpan payload, Outbox& out)
       count(SL_COLL_DUPLICATE);
       if (header.flags & SL_COLL_ACK_REQUEST) {
         count(SL_COLL_STATUS_SENT);
-        const sl_coll_status status{.bitmap = head.bitmap, .joined = joined_, .fallback = fallback_};
-        send_control(header.key, SL_COLL_STATUS, position, as_bytes(status), out);
+        send_status(header.key, SL_COLL_STATUS, position, head.bitmap, out);
       }
       return;
     }
@@ -217,9 +216,10 @@ void Aggregator::control(const Address& from, const Header& header, ByteSpan pay
       return wanted ? join(from, header, *wanted, now_ns, out) : count(SL_COLL_MALFORMED);
     }
     case SL_COLL_ALIVE:
-      return send_control(header.key, SL_COLL_ALIVE, header.position(), {}, out);
+      return send_status(header.key, SL_COLL_ALIVE, header.position(), 0, out);
     case SL_COLL_LEAVE:
       left_ |= bit;
+      send_control(header.key, SL_COLL_LEAVE, 0, {}, out);
       for (const Slot& slot : slots_)
         if (slot.head.position != 0 && !complete(slot.head) && !(slot.head.bitmap & bit))
           return fail(SL_COLL_MEMBER_DEAD, about(bit, SL_COLL_REASON_LEFT), out);
@@ -254,7 +254,7 @@ void Aggregator::join(const Address& from, const Header& header, const sl_coll_j
   else if ((joined_ & confirmed_ & bit) && instances_[header.key] != join.instance)
     accept.reason = SL_COLL_REASON_TAKEN;
   else if (failed())
-    return send_failure(header.key, out);
+    accept.reason = config_.job.state == SL_COLL_JOB_IS_GONE ? SL_COLL_REASON_GONE : SL_COLL_REASON_FAILED;
   if (accept.reason == SL_COLL_OK) {
     joined_ |= bit;
     instances_[header.key] = join.instance;
@@ -311,6 +311,12 @@ void Aggregator::fail(sl_coll_control kind, const sl_coll_failure& failure, Outb
 
 void Aggregator::send_failure(std::uint32_t key, Outbox& out) const {
   send_control(key, failure_kind_, 0, as_bytes(failure_), out);
+}
+
+void Aggregator::send_status(std::uint32_t key, sl_coll_control kind, std::uint64_t position, std::uint64_t bitmap,
+                             Outbox& out) const {
+  const sl_coll_status status{.bitmap = bitmap, .joined = joined_, .fallback = fallback_};
+  send_control(key, kind, position, as_bytes(status), out);
 }
 
 Header Aggregator::header_to(std::uint32_t key) const {

@@ -67,6 +67,7 @@ class Aggregator {
   void send_failure(std::uint32_t key, Outbox& out) const;
   void send_result(const Slot& slot, const Header& asked, std::uint32_t key, bool values, Outbox& out) const;
   void send_control(std::uint32_t key, sl_coll_control kind, std::uint64_t position, ByteSpan payload, Outbox& out) const;
+  void send_status(std::uint32_t key, sl_coll_control kind, std::uint64_t position, std::uint64_t bitmap, Outbox& out) const;
   Header header_to(std::uint32_t key) const;
   void count(sl_coll_counter index) { counters_[index]++; }
 

@@ -64,7 +64,7 @@ void Member::send_join(std::uint64_t now_ns, Outbox& out) {
   join.words = config_.words;
   join.mode = config_.mode;
   send_control(SL_COLL_JOIN, as_bytes(join), out);
-  join_due_ns_ = now_ns + rtt_.backed_off(++join_tries_);
+  repeat_due_ns_ = now_ns + rtt_.backed_off(++repeat_tries_);
 }
 
 void Member::join(std::uint64_t now_ns, Outbox& out) {
@@ -74,9 +74,23 @@ void Member::join(std::uint64_t now_ns, Outbox& out) {
   send_join(now_ns, out);
 }
 
-void Member::leave(Outbox& out) {
-  if (state_ == State::kIdle || state_ == State::kCalling) send_control(SL_COLL_LEAVE, {}, out);
-  if (state_ != State::kFailed) state_ = State::kLeft;
+void Member::leave(std::uint64_t now_ns, Outbox& out) {
+  if (state_ != State::kIdle) return;
+  state_ = State::kLeaving;
+  heartbeat_due_ns_ = kNever;
+  deadline_ns_ = now_ns + config_.leave_timeout_ns;
+  repeat_tries_ = 0;
+  send_leave(now_ns, out);
+}
+
+void Member::send_leave(std::uint64_t now_ns, Outbox& out) {
+  send_control(SL_COLL_LEAVE, {}, out);
+  repeat_due_ns_ = now_ns + rtt_.backed_off(++repeat_tries_);
+}
+
+void Member::end_leaving() {
+  state_ = State::kLeft;
+  repeat_due_ns_ = deadline_ns_ = kNever;
 }
 
 std::optional<Status> Member::take_outcome() {
@@ -90,7 +104,7 @@ void Member::fail(Error error) {
   if (state_ == State::kCalling || state_ == State::kJoining) outcome_ = tl::unexpected<Error>(failure_);
   state_ = State::kFailed;
   for (auto& flight : flights_) flight.reset();
-  heartbeat_due_ns_ = join_due_ns_ = deadline_ns_ = kNever;
+  heartbeat_due_ns_ = repeat_due_ns_ = deadline_ns_ = kNever;
 }
 
 // Calls.
@@ -406,26 +420,33 @@ void Member::take_control(const Header& header, ByteSpan payload, std::uint64_t 
     stats_.unexpected++;
     return;
   }
-  // What was said about an earlier incarnation does not matter any more; EPOCH of this one answers a packet of an earlier one.
-  if (header.incarnation() < incarnation_ ||
-      (header.op == SL_COLL_EPOCH && (state_ == State::kJoining || header.incarnation() == incarnation_))) {
+  // Before it is accepted a member cannot tell what is said to it from what was said to a process before it. Afterwards only
+  // what is said about its incarnation matters, and that there is a later one.
+  if (state_ == State::kJoining || header.incarnation() < incarnation_ ||
+      (header.op == SL_COLL_EPOCH) != (header.incarnation() > incarnation_)) {
     stats_.unexpected++;
     return;
   }
-  if (header.op == SL_COLL_ALIVE) {
-    heartbeat_tries_ = 0;
-    heartbeat_due_ns_ = now_ns + config_.heartbeat_ns;
-    return;
-  }
-  if (header.op == SL_COLL_STATUS) {
+  if (header.op == SL_COLL_LEAVE && state_ == State::kLeaving) return end_leaving();
+  if (header.op == SL_COLL_ALIVE || header.op == SL_COLL_STATUS) {
     const auto status = from_bytes<sl_coll_status>(payload);
-    const auto& slot = flights_[header.position() % config_.window];
-    if (!status || !slot || slot->position != header.position()) {
-      stats_.unexpected++;
+    if (!status) {
+      stats_.corrupt++;
       return;
     }
     joined_ = status->joined;
     fallback_ = status->fallback;
+    if (header.op == SL_COLL_ALIVE) {
+      if (state_ == State::kLeaving) return;
+      heartbeat_tries_ = 0;
+      heartbeat_due_ns_ = now_ns + config_.heartbeat_ns;
+      return;
+    }
+    const auto& slot = flights_[header.position() % config_.window];
+    if (!slot || slot->position != header.position()) {
+      stats_.unexpected++;
+      return;
+    }
     if (!status_ || header.position() <= status_->first) status_ = {header.position(), status->bitmap};
     return;
   }
@@ -470,7 +491,7 @@ void Member::take_accept(const Header& header, const sl_coll_accept& accept, std
       joined_ = accept.joined;
       fallback_ = accept.fallback;
       state_ = State::kIdle;
-      join_due_ns_ = deadline_ns_ = kNever;
+      repeat_due_ns_ = deadline_ns_ = kNever;
       heartbeat_due_ns_ = now_ns;  // at once: it confirms this process
       return;
     case SL_COLL_REASON_VERSION:
@@ -480,6 +501,10 @@ void Member::take_accept(const Header& header, const sl_coll_accept& accept, std
       return fail(fail_members(std::size_t{config_.key} + 1).value());
     case SL_COLL_REASON_TAKEN:
       return fail(make_error(Code::kConflict, "another process has joined under this KEY"));
+    case SL_COLL_REASON_FAILED:
+      return fail(make_error(Code::kUnavailable, "the job has failed", "join its next incarnation"));
+    case SL_COLL_REASON_GONE:
+      return fail(make_error(Code::kNotFound, "the job was destroyed"));
     default:
       return fail(make_error(
           Code::kInvalid,
@@ -493,7 +518,7 @@ void Member::take_accept(const Header& header, const sl_coll_accept& accept, std
 // Time.
 
 std::uint64_t Member::next_tick_ns() const {
-  std::uint64_t next = std::min({heartbeat_due_ns_, join_due_ns_, deadline_ns_});
+  std::uint64_t next = std::min({heartbeat_due_ns_, repeat_due_ns_, deadline_ns_});
   for (const auto& flight : flights_)
     if (flight) next = std::min(next, flight->due_ns);
   return next;
@@ -501,7 +526,7 @@ std::uint64_t Member::next_tick_ns() const {
 
 void Member::tick(std::uint64_t now_ns, Outbox& out) {
   if (now_ns >= deadline_ns_) return pass_deadline(out);
-  if (now_ns >= join_due_ns_) send_join(now_ns, out);
+  if (now_ns >= repeat_due_ns_) state_ == State::kJoining ? send_join(now_ns, out) : send_leave(now_ns, out);
   if (now_ns >= heartbeat_due_ns_) {
     send_control(SL_COLL_ALIVE, {}, out);
     heartbeat_due_ns_ = now_ns + std::min(config_.heartbeat_ns, rtt_.backed_off(++heartbeat_tries_));
@@ -511,6 +536,7 @@ void Member::tick(std::uint64_t now_ns, Outbox& out) {
 }
 
 void Member::pass_deadline(Outbox& out) {
+  if (state_ == State::kLeaving) return end_leaving();
   if (state_ == State::kJoining)
     return fail(
         make_error(Code::kTimeout, "the aggregator did not answer", "check that it runs and that its UDP port can be reached"));

@@ -37,6 +37,7 @@ struct MemberConfig {
   std::uint64_t rto_max_ns = 1'000'000'000;
   std::uint64_t heartbeat_ns = 500'000'000;
   std::uint64_t join_timeout_ns = 30'000'000'000;
+  std::uint64_t leave_timeout_ns = 2'000'000'000;
 };
 
 struct Call {
@@ -57,14 +58,15 @@ struct MemberStats {
 
 class Member {
  public:
-  enum class State { kNew, kJoining, kIdle, kCalling, kFailed, kLeft };
+  enum class State { kNew, kJoining, kIdle, kCalling, kFailed, kLeaving, kLeft };
 
   static Status check(const MemberConfig& config);
   explicit Member(const MemberConfig& config);  // check() must have passed
   virtual ~Member() = default;
 
   void join(std::uint64_t now_ns, Outbox& out);
-  void leave(Outbox& out);
+  // When idle. Goes on until the aggregator knows, or leave_timeout_ns have passed: then kLeft.
+  void leave(std::uint64_t now_ns, Outbox& out);
   // One call at a time. An error changes nothing: the others may still make the call.
   Status begin(const Call& call, std::uint64_t now_ns, Outbox& out);
   void receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out);
@@ -125,6 +127,8 @@ class Member {
   void take_accept(const Header& header, const sl_coll_accept& accept, std::uint64_t now_ns);
   void send_control(sl_coll_control kind, ByteSpan payload, Outbox& out);
   void send_join(std::uint64_t now_ns, Outbox& out);
+  void send_leave(std::uint64_t now_ns, Outbox& out);
+  void end_leaving();
   void fail(Error error);
   void pass_deadline(Outbox& out);
   Header header() const;
@@ -140,8 +144,8 @@ class Member {
   std::uint64_t calls_completed_ = 0;
   std::uint64_t next_position_ = 0;
   std::uint64_t sends_ = 0;
-  std::uint64_t heartbeat_due_ns_ = kNever, join_due_ns_ = kNever, deadline_ns_ = kNever;
-  unsigned join_tries_ = 0, heartbeat_tries_ = 0;
+  std::uint64_t heartbeat_due_ns_ = kNever, repeat_due_ns_ = kNever, deadline_ns_ = kNever;
+  unsigned repeat_tries_ = 0, heartbeat_tries_ = 0;
 
   Call call_;
   std::size_t element_ = 0;  // bytes of one in the caller's memory

@@ -113,8 +113,8 @@ enum sl_coll_control {
 	SL_COLL_JOIN = 1,	/* sl_coll_join */
 	SL_COLL_ACCEPT = 2,	/* sl_coll_accept */
 	SL_COLL_REFUSED = 3,	/* sl_coll_accept */
-	SL_COLL_ALIVE = 4,
-	SL_COLL_LEAVE = 5,
+	SL_COLL_ALIVE = 4,	/* answered with sl_coll_status, bitmap 0 */
+	SL_COLL_LEAVE = 5,	/* answered with itself */
 	SL_COLL_STATUS = 6,	/* sl_coll_status */
 	SL_COLL_ABORT = 7,	/* sl_coll_failure, from a member */
 	SL_COLL_MISMATCH = 8,	/* this and below: sl_coll_failure, from the aggregator */
@@ -140,6 +140,8 @@ enum sl_coll_reason {
 	SL_COLL_REASON_LEFT = 6,	/* left while others still call */
 	SL_COLL_REASON_DEADLINE = 7,	/* its deadline passed */
 	SL_COLL_REASON_MEMBER = 8,	/* its program gave up for a reason of its own */
+	SL_COLL_REASON_FAILED = 9,	/* the job has failed */
+	SL_COLL_REASON_GONE = 10,	/* the job was destroyed */
 };
 
 /* Payload of JOIN. */
@@ -167,7 +169,7 @@ struct sl_coll_accept {
 };
 SL_ASSERT_SIZE(struct sl_coll_accept, 40);
 
-/* Payload of STATUS: who has contributed to the position of the header. */
+/* Payload of STATUS (who has contributed to the position of the header) and of an answered ALIVE. */
 struct sl_coll_status {
 	__le64 bitmap;
 	__le64 joined;
