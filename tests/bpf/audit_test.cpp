@@ -20,6 +20,7 @@
 #include "bpfio/link.h"
 #include "bpfio/object.h"
 #include "bpfio/pin.h"
+#include "harness/assert.h"
 #include "net/cgroup.h"
 
 namespace sluice::agent {
@@ -36,15 +37,6 @@ using Order = HookProgram::Order;
 
 const auto* const kMounts = testing::AddGlobalTestEnvironment(new PrivateMounts);
 const std::string kObject = std::string(SLUICE_BUILD_DIR) + "/tests/bpf/foreign_sockops.o";
-
-template <class T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());  // ends the test with the message
-  return std::move(*result);
-}
-void must(Status status) {
-  if (!status) throw std::runtime_error(status.error().message());
-}
 
 bpfio::Object loaded() {
   bpfio::Object object = must(bpfio::Object::open_file(kObject));

@@ -26,12 +26,14 @@
 #include "bpfio/pin.h"
 #include "bpfio/probe.h"
 #include "bpfio/program.h"
+#include "harness/assert.h"
 #include "net/cgroup.h"
 #include "net/socket.h"
 
 namespace sluice::bpfio {
 namespace {
 
+using test::must;
 using test::PrivateMounts;
 using testing::Contains;
 using testing::ElementsAre;
@@ -60,15 +62,6 @@ struct Record {
   std::uint64_t cookie_or_zero;
   std::uint32_t state, local_port, netns_ino, check;
 };
-
-template <class T>
-T must(Result<T> result) {
-  if (!result) throw std::runtime_error(result.error().message());  // ends the test with the message
-  return std::move(*result);
-}
-void must(Status status) {
-  if (!status) throw std::runtime_error(status.error().message());
-}
 
 // Unique over concurrent runs on one machine: the registry is the kernel's.
 std::string cca_name(int n) { return fmt::format("sl_t{}_{}", n, ::getpid()); }

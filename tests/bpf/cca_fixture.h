@@ -19,6 +19,7 @@
 #include "bpf/cca_trace.h"
 #include "bpf/policy_fixture.h"
 #include "bpfio/object.h"
+#include "harness/assert.h"
 
 namespace sluice::test {
 
@@ -26,17 +27,6 @@ enum : std::uint32_t { kOpen = 0, kDisorder = 1, kCwr = 2, kRecovery = 3, kLoss 
 
 // 2000 segments a second and 20 ms: 40 segments in flight, then a queue.
 inline const PathSpec kLine = {.one_way_us = 10000, .rate_bytes_per_s = 3000000};
-
-template <class T>
-T must(Result<T> result) {
-  if (!result) fprintf(stderr, "set-up failed: %s\n%s\n", result.error().message().c_str(), result.error().detail.c_str());
-  if (!result) std::abort();
-  return std::move(*result);
-}
-inline void must(Status status) {
-  if (!status) fprintf(stderr, "set-up failed: %s\n%s\n", status.error().message().c_str(), status.error().detail.c_str());
-  if (!status) std::abort();
-}
 
 // One rule, for everything; with `self`, CCAs move their sockets themselves. Returns the generation.
 inline std::uint64_t publish_for_all(PolicyObject& policy, const sl_verdict& verdict, bool self = true) {

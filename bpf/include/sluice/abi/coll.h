@@ -229,8 +229,9 @@ struct sl_coll_job {
 	__u16 incarnation;	/* from 1 */
 	__u16 window;		/* slots W */
 	__u16 words;		/* of a full chunk */
+	__be16 port;		/* UDP, of the aggregator */
 	__u8 state;		/* enum sl_coll_job_state */
-	__u8 pad[3];
+	__u8 pad;
 };
 SL_ASSERT_SIZE(struct sl_coll_job, 32);
 
@@ -264,7 +265,7 @@ struct sl_coll_entry {
 };
 SL_ASSERT_SIZE(struct sl_coll_entry, 40);
 
-/* Counters of an aggregator: index into sl_coll_counters (per-CPU array of u64), and of the model. */
+/* Counters of an aggregator: index into the only, per-CPU value of map sl_coll_counters, and of the model. */
 enum sl_coll_counter {
 	SL_COLL_RECEIVED = 0,		/* packets with our magic */
 	SL_COLL_BAD_TOKEN,		/* unknown job or wrong token: left to the host's stack */
