@@ -380,9 +380,17 @@ Bytes changed(ByteSpan packet, const std::function<void(Header&)>& change) {
   return coll::encode(header, coll::payload_of(packet));
 }
 
-Bytes flipped(Random& random, Bytes packet, std::size_t from) {
-  for (auto flips = random.between(1, 3); flips > 0; flips--) {
-    const std::size_t bit = from * 8 + random.below((packet.size() - from) * 8);
+// What `integrity` always detects: one or two flipped bits, or any change within one word.
+Bytes damaged(Random& random, Bytes packet, std::size_t from) {
+  const auto somewhere = [&] { return from * 8 + random.below((packet.size() - from) * 8); };
+  if (random.chance(0.3)) {
+    const std::size_t word = somewhere() / 32 * 4;
+    for (std::size_t at = std::max(word, from); at < std::min(word + 4, packet.size()); at++)
+      packet[at] = static_cast<std::uint8_t>(random.next());
+    return packet;
+  }
+  for (auto flips = random.between(1, 2); flips > 0; flips--) {
+    const std::size_t bit = somewhere();
     packet[bit / 8] ^= static_cast<std::uint8_t>(1 << bit % 8);
   }
   return packet;
@@ -397,7 +405,7 @@ void feed_one(Random& random, const Job& job, Differential& both) {
   // Packets of a job that has failed pass unread: user space sees what is wrong with them.
   const double fault = both.failed() ? 100 : random.unit() * 100;
   if (fault < 2)
-    packet = flipped(random, std::move(packet), packet.size() > sizeof(sl_coll_header) ? sizeof(sl_coll_header) : 32);
+    packet = damaged(random, std::move(packet), packet.size() > sizeof(sl_coll_header) ? sizeof(sl_coll_header) : 32);
   else if (fault < 2.5)
     packet[8 + random.below(4)] ^= 1;  // seq
   else if (fault < 3)
@@ -461,7 +469,7 @@ TEST(CollAggregate, AgreesWithTheModel) {
   EXPECT_GT(failed, 0U);
 }
 
-// Flips anywhere behind the UDP header, so that any check may be the one that sees it: no number changes, nothing is answered.
+// Damage anywhere behind the UDP header, so that any check may be the one that sees it: no number changes, nothing is answered.
 TEST(CollAggregate, CorruptPacketsChangeNothing) {
   const std::uint64_t seed = environment("SLUICE_SEED", OsRandom().next());
   std::cout << "seed " << seed << "\n";
@@ -476,7 +484,7 @@ TEST(CollAggregate, CorruptPacketsChangeNothing) {
       const Form form{.v6 = job.v6(), .vlan = false};
       const auto key = static_cast<std::uint32_t>(random.below(job.members()));
       const Bytes packet = job.packet(key, job.some_position(random, both.complete_below()));
-      const Bytes bad = flipped(random, packet, 0);
+      const Bytes bad = damaged(random, packet, 0);
       if (bad != packet) {
         both.corrupt(bad);
         const auto run = kernel.run(frame_of(form, job.address(key), ours(form.v6), bad));
