@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Bundle `aggregate` against the model: the same packets, in frames, through BPF_PROG_RUN; every verdict, every byte of every answer and
-// every counter has to be the model's. The seed is printed; SLUICE_SEED repeats a run, SLUICE_PACKETS makes it longer.
+// Bundle `aggregate` against the model: the same packets, in frames, through BPF_PROG_RUN; every verdict, every byte of every
+// answer and every counter has to be the model's. The seed is printed; SLUICE_SEED repeats a run, SLUICE_PACKETS makes it
+// longer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/bpf.h>
@@ -24,8 +25,8 @@ namespace {
 using coll::Address;
 using coll::Aggregator;
 using coll::AggregatorConfig;
-using coll::ByteSpan;
 using coll::Bytes;
+using coll::ByteSpan;
 using coll::Header;
 using coll::Outbox;
 
@@ -112,7 +113,8 @@ Bytes frame_of(const Form& form, const Address& from, const Address& to, ByteSpa
   return frame;
 }
 
-// ---- a job at both -----------------------------------------------------------------------------------------------------------
+// ---- a job at both
+// -----------------------------------------------------------------------------------------------------------
 
 struct Counters {
   std::uint64_t of[SL_COLL_COUNTER_COUNT];
@@ -202,10 +204,11 @@ class Job {
     }
     seed_ = random.next();
     // One call after the other: what a chunk is follows from its position.
-    kinds_ = {{SL_COLL_SUM, SL_COLL_I32}, {SL_COLL_SUM, SL_COLL_F32}, {SL_COLL_SUM, SL_COLL_I64}, {SL_COLL_AVERAGE, SL_COLL_I32},
-              {SL_COLL_MAX, SL_COLL_I32}, {SL_COLL_MIN, SL_COLL_I64}, {SL_COLL_MAX, SL_COLL_F16}, {SL_COLL_MIN, SL_COLL_BF16},
-              {SL_COLL_COUNT, SL_COLL_I32}, {SL_COLL_MAX, SL_COLL_I64}, {SL_COLL_MIN, SL_COLL_F32},
-              {SL_COLL_SUM, SL_COLL_F16 | SL_COLL_FIXED_SCALE}, {SL_COLL_AVERAGE, SL_COLL_BF16}, {SL_COLL_BARRIER, SL_COLL_NONE}};
+    kinds_ = {{SL_COLL_SUM, SL_COLL_I32},      {SL_COLL_SUM, SL_COLL_F32},     {SL_COLL_SUM, SL_COLL_I64},
+              {SL_COLL_AVERAGE, SL_COLL_I32},  {SL_COLL_MAX, SL_COLL_I32},     {SL_COLL_MIN, SL_COLL_I64},
+              {SL_COLL_MAX, SL_COLL_F16},      {SL_COLL_MIN, SL_COLL_BF16},    {SL_COLL_COUNT, SL_COLL_I32},
+              {SL_COLL_MAX, SL_COLL_I64},      {SL_COLL_MIN, SL_COLL_F32},     {SL_COLL_SUM, SL_COLL_F16 | SL_COLL_FIXED_SCALE},
+              {SL_COLL_AVERAGE, SL_COLL_BF16}, {SL_COLL_BARRIER, SL_COLL_NONE}};
   }
 
   const AggregatorConfig& config() const { return config_; }
@@ -317,8 +320,8 @@ class Differential {
   // Nothing more to be said once the job has failed.
   bool failed() const { return model_.failed(); }
   std::uint64_t complete_below() const { return complete_below_; }
-  // What the kernel should have counted. A corrupt packet that opens an entry costs it the result that nobody can need any more, which
-  // the model still has: packets for it are stale.
+  // What the kernel should have counted. A corrupt packet that opens an entry costs it the result that nobody can need any
+  // more, which the model still has: packets for it are stale.
   std::uint64_t expected(sl_coll_counter which) const {
     return model_.counter(which) + (which == SL_COLL_STALE ? lost_ : 0) - (which == SL_COLL_ANSWERED ? lost_ : 0);
   }
@@ -423,7 +426,10 @@ void feed_one(Random& random, const Job& job, Differential& both) {
   else if (fault < 6)
     packet = changed(packet, [](Header& h) { h.epoch ^= 1 << 16; });
   else if (fault < 6.5)
-    packet = changed(packet, [](Header& h) { h.magic = SL_COLL_MAGIC_CONTROL; h.op = SL_COLL_ALIVE; });
+    packet = changed(packet, [](Header& h) {
+      h.magic = SL_COLL_MAGIC_CONTROL;
+      h.op = SL_COLL_ALIVE;
+    });
   else if (fault < 7)
     packet = coll::encode(*coll::parse(packet), Bytes(random.between(1, 3)));
   else if (fault < 7.02)

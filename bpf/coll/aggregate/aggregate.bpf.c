@@ -29,20 +29,21 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define BLOCK 64	/* bytes that are bounds-checked together */
 
 /* The agent sizes it to 2 W. A whole number of cache lines before and in `values`. */
-struct sl_coll_slot {
+struct slot {
 	struct bpf_spin_lock lock;
 	__u32 pad;
 	struct sl_coll_entry entry;
 	__u8 line[16];
 	__u8 values[VALUE_BYTES];
 };
-SL_ASSERT_SIZE(struct sl_coll_slot, BLOCK + VALUE_BYTES);
+SL_ASSERT_SIZE(struct slot, SL_COLL_SLOT_VALUES + VALUE_BYTES);
+_Static_assert(offsetof(struct slot, entry) == SL_COLL_SLOT_ENTRY && offsetof(struct slot, values) == SL_COLL_SLOT_VALUES, "abi");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * SL_COLL_WINDOW_MAX);
 	__type(key, __u32);
-	__type(value, struct sl_coll_slot);
+	__type(value, struct slot);
 } sl_coll_slots SEC(".maps");
 
 struct {
@@ -62,7 +63,7 @@ struct {
 } sl_coll_members SEC(".maps");
 
 /* Where the last packet of a KEY came from: what goes to it leaves by the same way, and follows a neighbour that changes. */
-struct sl_coll_next_hop {
+struct next_hop {
 	__u8 member[ETH_ALEN];
 	__u8 ours[ETH_ALEN];
 	__u32 pad;
@@ -71,7 +72,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_COLL_MEMBERS_MAX);
 	__type(key, __u32);
-	__type(value, struct sl_coll_next_hop);
+	__type(value, struct next_hop);
 } sl_coll_next_hops SEC(".maps");
 
 struct {
@@ -81,13 +82,7 @@ struct {
 	__type(value, struct bpf_devmap_val);
 } sl_coll_fan SEC(".maps");
 
-/* Key: ifindex. The agent writes count and keys, in the order of sl_coll_fan, for every CPU. */
-struct sl_coll_copies {
-	__u64 position;		/* + 1, of the result that is under way */
-	__u32 next;		/* copies of it that have left */
-	__u32 count;
-	__u8 keys[SL_COLL_MEMBERS_MAX];
-};
+/* Key: ifindex. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, SL_COLL_MEMBERS_MAX);
@@ -95,14 +90,14 @@ struct {
 	__type(value, struct sl_coll_copies);
 } sl_coll_copies SEC(".maps");
 
-struct sl_coll_counters {
+struct counters {
 	__u64 of[SL_COLL_COUNTER_COUNT];	/* enum sl_coll_counter */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct sl_coll_counters);
+	__type(value, struct counters);
 } sl_coll_counters SEC(".maps");
 
 /* ---- values -------------------------------------------------------------------------------------------------------------- */
@@ -314,7 +309,7 @@ static __always_inline bool cut_values(struct xdp_md *ctx, __u32 ip_at, bool v6,
  * sum of what UDP carries.
  */
 static __always_inline void address(const struct sl_frame *f, bool v6, const struct sl_coll_member *member,
-				    const struct sl_coll_next_hop *hop, __be16 our_port, __u64 words)
+				    const struct next_hop *hop, __be16 our_port, __u64 words)
 {
 	struct udphdr *udp = f->udp;
 	__u32 sum = 0, i;
@@ -402,7 +397,7 @@ static __always_inline enum pass pass_for(const struct contribution *c, bool fir
 }
 
 /* With the slot locked. `sums` holds the header; when the frame has become a result, that and its numbers. */
-static __always_inline enum decision contribute(const struct contribution *c, struct sl_coll_slot *slot,
+static __always_inline enum decision contribute(const struct contribution *c, struct slot *slot,
 						const struct sl_frame *f, struct sl_coll_sums *sums, bool *first)
 {
 	struct sl_coll_entry *entry = &slot->entry;
@@ -527,9 +522,9 @@ static __always_inline int contribution(struct xdp_md *ctx, __u32 ip_at, bool v6
 {
 	struct sl_coll_sums sums = {};
 	struct contribution c = {};
-	struct sl_coll_slot *slot, *before;
-	struct sl_coll_next_hop *hop;
-	struct sl_coll_counters *count;
+	struct slot *slot, *before;
+	struct next_hop *hop;
+	struct counters *count;
 	struct sl_coll_member *member;
 	struct sl_coll_header *h;
 	struct sl_coll_job *job;
@@ -674,7 +669,7 @@ int sl_coll_aggregate(struct xdp_md *ctx)
 {
 	bool v6 = false;
 	__u32 ip_at = sl_ip_at(ctx, &v6), zero = 0;
-	struct sl_coll_counters *count;
+	struct counters *count;
 	struct sl_coll_header *h;
 	struct sl_coll_job *job;
 	struct sl_frame f;
@@ -716,10 +711,10 @@ static __always_inline int next_key(__u32 ifindex, __u64 position)
 /* A copy of a result: see the head of this file. */
 static __always_inline int address_copy(struct xdp_md *ctx, __u32 ip_at, bool v6)
 {
-	struct sl_coll_next_hop *hop;
+	struct next_hop *hop;
 	struct sl_coll_member *member;
 	struct sl_coll_header *h;
-	struct sl_coll_slot *slot;
+	struct slot *slot;
 	struct sl_coll_job *job;
 	struct sl_frame f;
 	__u64 position, residue, sum;

@@ -265,6 +265,22 @@ struct sl_coll_entry {
 };
 SL_ASSERT_SIZE(struct sl_coll_entry, 40);
 
+/* Offsets in a value of map sl_coll_slots, which begins with the kernel's own spin lock. */
+#define SL_COLL_SLOT_ENTRY 8	/* struct sl_coll_entry */
+#define SL_COLL_SLOT_VALUES 64	/* SL_COLL_WORDS_MAX words */
+
+/*
+ * Value of sl_coll_copies (per-CPU hash, key: ifindex): whom the copies of a result that leave by an interface are for. Writer of count and
+ * keys: the agent, for every CPU, in the order of sl_coll_fan; of the rest: the egress program.
+ */
+struct sl_coll_copies {
+	__u64 position;		/* + 1, of the result that is under way */
+	__u32 next;		/* copies of it that have left */
+	__u32 count;
+	__u8 keys[SL_COLL_MEMBERS_MAX];
+};
+SL_ASSERT_SIZE(struct sl_coll_copies, 80);
+
 /* Counters of an aggregator: index into the only, per-CPU value of map sl_coll_counters, and of the model. */
 enum sl_coll_counter {
 	SL_COLL_RECEIVED = 0,		/* packets with our magic */
