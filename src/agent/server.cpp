@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstring>
 #include <map>
+#include <new>
 
 #include "agent/audit.h"
 #include "agent/doctor.h"
@@ -89,27 +90,29 @@ class Service final : public v1::Agent::Service {
         [](v1::Progress& line, v1::EcnProbe&& result) { *line.mutable_ecn_probed() = std::move(result); });
   }
   grpc::Status ListEcnProbes(grpc::ServerContext*, const v1::EcnProbesRequest* request, v1::EcnProbesReply* reply) override {
-    return answer(ecn_report(engine_, *request), reply);
+    return answer([&] { return ecn_report(engine_, *request); }, reply);
   }
 
   grpc::Status Diff(grpc::ServerContext*, const v1::ApplyRequest* request, v1::DiffReply* reply) override {
-    return answer(engine_.diff(*request), reply);
+    return answer([&] { return engine_.diff(*request); }, reply);
   }
   grpc::Status GetStatus(grpc::ServerContext*, const v1::StatusRequest* request, v1::StatusReply* reply) override {
-    const auto status = answer(status_report(engine_, request->count_sockets()), reply);
+    const auto status = answer([&] { return status_report(engine_, request->count_sockets()); }, reply);
     reply->set_uptime_ms((engine_.clock().monotonic_ns() - started_ns_) / 1'000'000);
     return status;
   }
   grpc::Status ListCcas(grpc::ServerContext*, const v1::CcasRequest* request, v1::CcasReply* reply) override {
-    return answer(cca_report(engine_, request->name()), reply);
+    return answer([&] { return cca_report(engine_, request->name()); }, reply);
   }
   grpc::Status GetDoctor(grpc::ServerContext*, const v1::DoctorRequest*, v1::DoctorReply* reply) override {
-    *reply = doctor_report();
-    add_agent_checks(engine_, *reply);
-    return grpc::Status::OK;
+    return guarded([&] {
+      *reply = doctor_report();
+      add_agent_checks(engine_, *reply);
+      return grpc::Status::OK;
+    });
   }
   grpc::Status GetAudit(grpc::ServerContext*, const v1::AuditRequest* request, v1::AuditReply* reply) override {
-    return answer(audit_report(engine_, !request->skip_sockets()), reply);
+    return answer([&] { return audit_report(engine_, !request->skip_sockets()); }, reply);
   }
   grpc::Status Explain(grpc::ServerContext*, const v1::ExplainRequest* request, v1::ExplainReply* reply) override {
     v1::ExplainRequest resolved = *request;
@@ -118,13 +121,15 @@ class Service final : public v1::Agent::Service {
       if (!cgroup) return wire::to_status(cgroup.error());
       resolved.set_cgroup(*cgroup);
     }
-    return answer(explain_report(engine_, resolved), reply);
+    return answer([&] { return explain_report(engine_, resolved); }, reply);
   }
   grpc::Status ListSockets(grpc::ServerContext* context, const v1::SocketsRequest* request,
                            grpc::ServerWriter<v1::Sockets>* writer) override {
-    const auto status = socket_report(
-        engine_, *request, [&](const v1::Sockets& batch) { return !context->IsCancelled() && writer->Write(batch); });
-    return status ? grpc::Status::OK : wire::to_status(status.error());
+    return guarded([&] {
+      const auto status = socket_report(
+          engine_, *request, [&](const v1::Sockets& batch) { return !context->IsCancelled() && writer->Write(batch); });
+      return status ? grpc::Status::OK : wire::to_status(status.error());
+    });
   }
   grpc::Status ListEvents(grpc::ServerContext* context, const v1::EventsRequest* request,
                           grpc::ServerWriter<v1::Event>* writer) override {
@@ -149,11 +154,25 @@ class Service final : public v1::Agent::Service {
   }
 
  private:
-  template <class T>
-  static grpc::Status answer(Result<T>&& result, T* reply) {
-    if (!result) return wire::to_status(result.error());
-    *reply = std::move(*result);
-    return grpc::Status::OK;
+  // Out of memory in the middle of a call: what it held is free again, and what a change began is undone before the next one.
+  template <class Body>
+  static grpc::Status guarded(Body&& body) {
+    try {
+      return body();
+    } catch (const std::bad_alloc&) {
+      return wire::to_status(
+          make_error(Code::kExhausted, "the agent has no memory for this", std::string(remedy_from_errno(ENOMEM))));
+    }
+  }
+
+  template <class Act, class T>
+  static grpc::Status answer(Act&& act, T* reply) {
+    return guarded([&] {
+      auto result = act();
+      if (!result) return wire::to_status(result.error());
+      *reply = std::move(*result);
+      return grpc::Status::OK;
+    });
   }
 
   static GivenUp given_up(grpc::ServerContext* context) {
@@ -166,13 +185,15 @@ class Service final : public v1::Agent::Service {
     if (!may_change_)
       return wire::to_status(
           make_error(Code::kPermission, "members of the group may read, only root may change", "repeat the command as root"));
-    auto result = act([&](const v1::Progress& line) { writer->Write(line); });
-    if (!result) return wire::to_status(result.error());
-    v1::Progress last;
-    last.set_message("done");
-    finish(last, std::move(*result));
-    writer->Write(last);
-    return grpc::Status::OK;
+    return guarded([&] {
+      auto result = act([&](const v1::Progress& line) { writer->Write(line); });
+      if (!result) return wire::to_status(result.error());
+      v1::Progress last;
+      last.set_message("done");
+      finish(last, std::move(*result));
+      writer->Write(last);
+      return grpc::Status::OK;
+    });
   }
 
   Engine& engine_;
