@@ -27,6 +27,7 @@ namespace sluice::agent {
 namespace {
 
 using bpfio::CgroupHook;
+using test::must;
 using test::PrivateMounts;
 using test::ScratchCgroup;
 using testing::Contains;
