@@ -171,7 +171,7 @@ TEST_F(Authors, ItsWindowIsAStraightLineWhereCubicsIsACurve) {
   aimd.set_params({1, 2, 50});
   Cca cubic(Cca::cubic(nullptr, "c"));
   // Steep enough to see in 2 s; without Reno's line underneath.
-  cubic.set_params({1, 70, 20000, 1, 0, 30, 16, 3, 16, 2000});
+  cubic.set_params({1, 70, 20000, 1, 0, 30, 100, 16, 3, 16, 2000});
 
   double aimd_kept = 0, cubic_kept = 0;
   const auto line = run_over_the_path(aimd, by_rtt, aimd_kept);

@@ -195,7 +195,8 @@ TEST_F(AgentSim, a_foreign_cca_of_the_same_name_is_a_conflict_and_changes_nothin
 }
 
 TEST_F(AgentSim, a_bundle_whose_feature_the_kernel_lacks_changes_nothing) {
-  Host host(bundles_, seed_);
+  const Bundles needy("min: \"6.12\", features: [struct_ops]");
+  Host host(needy, seed_);
   ASSERT_TRUE(host.start());
   host.kernel.missing_features = {"struct_ops"};
   const auto status = host.run(Op::kApplyFirst);

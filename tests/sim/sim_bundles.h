@@ -16,11 +16,11 @@ namespace sluice::sim {
 
 class Bundles {
  public:
-  Bundles() {
+  explicit Bundles(const std::string& kernel = "min: \"6.12\"") {
     std::string pattern = (std::filesystem::temp_directory_path() / "sluice-sim-XXXXXX").string();
     root_ = ::mkdtemp(pattern.data());
-    add("cubic", "1.0.0", true);
-    add("cubic", "2.0.0", false);
+    add("cubic", "1.0.0", true, kernel);
+    add("cubic", "2.0.0", false, kernel);
   }
   ~Bundles() { std::filesystem::remove_all(root_); }
   Bundles(const Bundles&) = delete;
@@ -30,18 +30,18 @@ class Bundles {
   bundle::Catalog scan() const { return bundle::Catalog::scan({root_}); }
 
  private:
-  void add(const std::string& name, const std::string& version, bool transitional) {
+  void add(const std::string& name, const std::string& version, bool transitional, const std::string& kernel) {
     const auto folder = std::filesystem::path(root_) / name / version;
     std::filesystem::create_directories(folder);
     std::ofstream(folder / (name + ".bpf.o")) << name << version;
     std::ofstream(folder / "bundle.yaml") << fmt::format(
         "name: {0}\nversion: {1}\nclass: cca\nsummary: for the simulation\nlicense: Dual BSD/GPL\nobjects: [{0}.bpf.o]\n"
-        "kernel: {{min: \"6.12\", features: [struct_ops]}}\nhooks: [init, release, ssthresh, cong_avoid, undo_cwnd]\n"
+        "kernel: {{{3}}}\nhooks: [init, release, ssthresh, cong_avoid, undo_cwnd]\n"
         "signals: {{ecn: tolerates, delay: true, loss: true}}\n"
         "parameters:\n  - {{name: beta, type: u64, unit: permille, min: 100, max: 1000, default: 700, when: live, summary: "
         "b}}\n"
         "transitional: {2}\n",
-        name, version, transitional);
+        name, version, transitional, kernel);
   }
   std::string root_;
 };
