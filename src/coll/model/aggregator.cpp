@@ -219,11 +219,10 @@ void Aggregator::control(const Address& from, const Header& header, ByteSpan pay
       return send_status(header.key, SL_COLL_ALIVE, header.position(), 0, out);
     case SL_COLL_LEAVE:
       left_ |= bit;
-      send_control(header.key, SL_COLL_LEAVE, 0, {}, out);
       for (const Slot& slot : slots_)
         if (slot.head.position != 0 && !complete(slot.head) && !(slot.head.bitmap & bit))
           return fail(SL_COLL_MEMBER_DEAD, about(bit, SL_COLL_REASON_LEFT), out);
-      return;
+      return send_control(header.key, SL_COLL_LEAVE, 0, {}, out);
     case SL_COLL_ABORT: {
       auto failure = from_bytes<sl_coll_failure>(payload);
       if (!failure) return count(SL_COLL_MALFORMED);

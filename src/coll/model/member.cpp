@@ -2,6 +2,7 @@
 #include "coll/model/member.h"
 
 #include <cmath>
+#include <limits>
 
 #include "coll/model/numbers.h"
 
@@ -313,6 +314,10 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
     stats_.corrupt++;
     return;
   }
+  if (!exponents_possible(*slot, header, payload)) {
+    stats_.corrupt++;
+    return;
+  }
   stats_.results++;
   if (slot->tries == 1) rtt_.sample(now_ns - slot->sent_ns);
   const Flight flight = std::move(*slot);
@@ -329,11 +334,8 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
   if (header.flags & SL_COLL_OVERFLOW) overflow_ = true;
   switch (flight.phase) {
     case Phase::kExponents:
-      for (std::size_t i = 0; 4 * i < payload.size(); i++) {
-        std::int32_t exponent;
-        std::memcpy(&exponent, payload.data() + 4 * i, 4);
-        chunks_[i].agreed_exponent = exponent;
-      }
+      for (std::size_t i = 0; 4 * i < payload.size(); i++)
+        chunks_[i].agreed_exponent = static_cast<int>(integer_at(SL_COLL_I32, payload, i));
       break;
     case Phase::kChunks:
       chunks_[flight.chunk].result_flags = header.flags;
@@ -347,6 +349,20 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
   }
   if (++done_items_ == items_) return end_phase(now_ns, out);
   pump(now_ns, out);
+}
+
+// A maximum over members is not below what this one said, and none has an f32 beyond the largest.
+bool Member::exponents_possible(const Flight& flight, const Header& header, ByteSpan payload) const {
+  const auto possible = [&](std::int64_t exponent, std::size_t chunk) {
+    return exponent >= chunks_[chunk].own_exponent && exponent <= std::numeric_limits<float>::max_exponent;
+  };
+  if (flight.phase == Phase::kExponents) {
+    for (std::size_t i = 0; 4 * i < payload.size(); i++)
+      if (!possible(integer_at(SL_COLL_I32, payload, i), i)) return false;
+    return true;
+  }
+  const std::size_t ahead = flight.chunk + config_.window;
+  return flight.phase != Phase::kChunks || !scaled() || ahead >= chunks_.size() || possible(header.next_exponent, ahead);
 }
 
 void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
@@ -427,7 +443,6 @@ void Member::take_control(const Header& header, ByteSpan payload, std::uint64_t 
     stats_.unexpected++;
     return;
   }
-  if (header.op == SL_COLL_LEAVE && state_ == State::kLeaving) return end_leaving();
   if (header.op == SL_COLL_ALIVE || header.op == SL_COLL_STATUS) {
     const auto status = from_bytes<sl_coll_status>(payload);
     if (!status) {
@@ -450,6 +465,7 @@ void Member::take_control(const Header& header, ByteSpan payload, std::uint64_t 
     if (!status_ || header.position() <= status_->first) status_ = {header.position(), status->bitmap};
     return;
   }
+  if (state_ == State::kLeaving) return end_leaving();  // LEAVE, or what became of the job: the aggregator knows
   const auto failure = from_bytes<sl_coll_failure>(payload);
   if (!failure) {
     stats_.corrupt++;
@@ -529,7 +545,7 @@ void Member::tick(std::uint64_t now_ns, Outbox& out) {
   if (now_ns >= repeat_due_ns_) state_ == State::kJoining ? send_join(now_ns, out) : send_leave(now_ns, out);
   if (now_ns >= heartbeat_due_ns_) {
     send_control(SL_COLL_ALIVE, {}, out);
-    heartbeat_due_ns_ = now_ns + std::min(config_.heartbeat_ns, rtt_.backed_off(++heartbeat_tries_));
+    heartbeat_due_ns_ = now_ns + std::min(config_.heartbeat_ns / 4, rtt_.backed_off(++heartbeat_tries_));
   }
   for (auto& flight : flights_)
     if (flight && now_ns >= flight->due_ns) send(*flight, now_ns, out);

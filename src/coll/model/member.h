@@ -120,6 +120,7 @@ class Member {
   void fill_chunk(std::size_t chunk, Flight& flight);
   void send(Flight& flight, std::uint64_t now_ns, Outbox& out);
   void take_result(const Header& header, ByteSpan payload, std::uint64_t now_ns, Outbox& out);
+  bool exponents_possible(const Flight& flight, const Header& header, ByteSpan payload) const;
   void store_chunk(std::size_t chunk, ByteSpan payload);
   void store_special(std::size_t chunk, ByteSpan payload);
   void end_phase(std::uint64_t now_ns, Outbox& out);

@@ -91,7 +91,7 @@ std::size_t wire_size(const Header& header);  // of one element in a payload; 0 
 sl_coll_rule rule_of(const Header& header);   // when wire_size() is not 0
 bool is_weighted(const Header& header);       // the aggregator multiplies by the member's weight
 sl_coll_shape shape_of(const Header& header, std::size_t elements);
-// The first difference, as "KEY 0 sum of f32, KEY 2 sum of i32"; empty when there is none. `any_next`: see sl_coll_shape.
+// The first difference, as "KEY 0 has sum of f32, KEY 2 has sum of i32"; empty when there is none. A negative key: the job.
 std::string difference(const sl_coll_shape& a, int key_a, const sl_coll_shape& b, int key_b);
 std::string op_name(std::uint8_t op);
 std::string dtype_name(std::uint8_t dtype);
