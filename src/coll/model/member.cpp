@@ -50,6 +50,11 @@ Header Member::header() const {
   return header;
 }
 
+// Control packets that await an answer: often enough to be heard in time on a bad wire.
+std::uint64_t Member::until_repeated(unsigned& tries) const {
+  return std::min(config_.heartbeat_ns / 4, rtt_.backed_off(++tries));
+}
+
 void Member::send_control(sl_coll_control kind, ByteSpan payload, Outbox& out) {
   Header control = header();
   control.magic = SL_COLL_MAGIC_CONTROL;
@@ -65,7 +70,7 @@ void Member::send_join(std::uint64_t now_ns, Outbox& out) {
   join.words = config_.words;
   join.mode = config_.mode;
   send_control(SL_COLL_JOIN, as_bytes(join), out);
-  repeat_due_ns_ = now_ns + rtt_.backed_off(++repeat_tries_);
+  repeat_due_ns_ = now_ns + until_repeated(repeat_tries_);
 }
 
 void Member::join(std::uint64_t now_ns, Outbox& out) {
@@ -86,7 +91,7 @@ void Member::leave(std::uint64_t now_ns, Outbox& out) {
 
 void Member::send_leave(std::uint64_t now_ns, Outbox& out) {
   send_control(SL_COLL_LEAVE, {}, out);
-  repeat_due_ns_ = now_ns + rtt_.backed_off(++repeat_tries_);
+  repeat_due_ns_ = now_ns + until_repeated(repeat_tries_);
 }
 
 void Member::end_leaving() {
@@ -545,7 +550,7 @@ void Member::tick(std::uint64_t now_ns, Outbox& out) {
   if (now_ns >= repeat_due_ns_) state_ == State::kJoining ? send_join(now_ns, out) : send_leave(now_ns, out);
   if (now_ns >= heartbeat_due_ns_) {
     send_control(SL_COLL_ALIVE, {}, out);
-    heartbeat_due_ns_ = now_ns + std::min(config_.heartbeat_ns / 4, rtt_.backed_off(++heartbeat_tries_));
+    heartbeat_due_ns_ = now_ns + until_repeated(heartbeat_tries_);
   }
   for (auto& flight : flights_)
     if (flight && now_ns >= flight->due_ns) send(*flight, now_ns, out);

@@ -126,6 +126,7 @@ class Member {
   void end_phase(std::uint64_t now_ns, Outbox& out);
   void take_control(const Header& header, ByteSpan payload, std::uint64_t now_ns);
   void take_accept(const Header& header, const sl_coll_accept& accept, std::uint64_t now_ns);
+  std::uint64_t until_repeated(unsigned& tries) const;
   void send_control(sl_coll_control kind, ByteSpan payload, Outbox& out);
   void send_join(std::uint64_t now_ns, Outbox& out);
   void send_leave(std::uint64_t now_ns, Outbox& out);
