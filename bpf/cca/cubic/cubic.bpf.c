@@ -9,7 +9,7 @@
  * 2. Loss. ssthresh = beta cwnd. Fast convergence: W_max falls to the middle of old and new cwnd if it was not reached again.
  *    After an RTO growth starts anew (section 4.8). An undone reduction restores the whole epoch (section 4.9).
  * 3. Marks. ssthresh = cwnd (1 - ecn_reduction alpha), alpha = EWMA of the marked fraction; but at least what the connection keeps
- *    in the queue is given up (ecn_drain of it), as far as ecn_reduction allows: the queue empties without the link running dry.
+ *    in the queue is given up (ecn_drain of it), up to half of the window: the queue empties without the link running dry.
  *    Without that floor reductions are small and frequent, and the queue stays at the marking threshold.
  *    The kernel asks for a new ssthresh alike for marks and losses, so sl_ecn_is_mark() tells them apart; and where a loss turns up
  *    behind a mark within the same RTT, the kernel does not ask again, so set_state completes the reduction to that of a loss.
@@ -62,6 +62,8 @@ SL_PARAMS(struct cubic_params,
 #define HYSTART_SAMPLES 8
 #define HYSTART_DELAY_MIN_US 4000
 #define HYSTART_DELAY_MAX_US 16000
+
+#define DRAIN_MAX_PERCENT 50	/* of cwnd, at once */
 
 #define TICK_SHIFT 10		/* 1 tick = 1024 us */
 #define UPDATE_TICKS 31		/* the target is computed at least this often, and when cwnd moved */
@@ -236,16 +238,18 @@ SL_CONG_AVOID(sk, ack, acked)
 }
 
 /*
- * Segments of the window that wait in a queue: those that the path does not hold at its minimum RTT. By the least RTT of this round,
- * because a late ACK is no queue; right at the round's start, before it has one, by the smoothed RTT.
+ * Segments of the window that wait in a queue, because the path does not hold them at its minimum RTT. By the rate of delivery and by the
+ * RTT, the smaller of both: right behind a reduction the RTT is still the old one, and a rate may be too low (the application's).
  */
 static __always_inline u32 queued(const struct tcp_sock *tp, const struct cubic *ca)
 {
-	u32 rtt_us = min(ca->core.rtt_min_us, tp->srtt_us >> 3);
+	u32 cwnd = tp->snd_cwnd, rtt_us = tp->srtt_us >> 3, least_us = ca->delay_min_us;
+	u64 held;
 
-	if (!ca->delay_min_us || rtt_us <= ca->delay_min_us)
+	if (!least_us || rtt_us <= least_us || !tp->rate_interval_us)
 		return 0;
-	return (u64)tp->snd_cwnd * (rtt_us - ca->delay_min_us) / rtt_us;
+	held = max((u64)tp->rate_delivered * least_us / tp->rate_interval_us, (u64)cwnd * least_us / rtt_us);
+	return held < cwnd ? cwnd - held : 0;
 }
 
 SL_SSTHRESH(sk)
@@ -256,9 +260,10 @@ SL_SSTHRESH(sk)
 	u32 cwnd = tp->snd_cwnd, reduced;
 
 	if (sl_ecn_is_mark(tp, ca->tlp_seq)) {
-		u64 most = (u64)cwnd * p->ecn_reduction_percent;	/* in hundredths, as these two */
+		/* In hundredths. */
+		u64 share = (u64)cwnd * ca->alpha_1024 * p->ecn_reduction_percent / 1024;
 		u64 drain = (u64)queued(tp, ca) * p->ecn_drain_percent;
-		u32 cut = max(most * ca->alpha_1024 / 1024, min(drain, most)) / 100;
+		u32 cut = max(share, min(drain, (u64)cwnd * DRAIN_MAX_PERCENT)) / 100;
 
 		reduced = cwnd - min(max(cut, 1U), cwnd);
 		ca->flags |= CUBIC_MARK_CUT;
