@@ -5,17 +5,15 @@
 # are under with ECN still negotiated, and taken forward again, by the product itself. Before it, the kernel's cubic with ECN on the same
 # path. One line of JSON (bench_flows) for each measured time.
 #
-#   sticky_ecn.sh BENCH_FLOWS SLUICED SLUICE BUNDLES SECONDS
-#
-#   SECONDS   of each measured time on a path of 20 ms; the others take less
+#   sticky_ecn.sh BENCH_FLOWS SLUICED SLUICE BUNDLES
 #
 #   label       measured times
 #   native/L    cubic of the kernel, twice
-#   sluice/L    dctcp; the rollback and after; cubic; the way forward and after; dctcp
+#   sluice/L    dctcp; the rollback and after; cubic, twice; the way forward and after; dctcp
 #
 # L is DELAY/FLOWS on the paths of paths.sh that mark.
 set -euo pipefail
-flows=$1 sluiced=$2 sluice=$3 bundles=$4 seconds=$5
+flows=$1 sluiced=$2 sluice=$3 bundles=$4
 # shellcheck source=bench/guest/path.sh
 . "${BASH_SOURCE[0]%/*}/path.sh"
 
@@ -57,7 +55,8 @@ lane() {
   marks "$2" "$3"
   run "native/$1ms/$4" "$4" --cca cubic "${times[@]}" --then ''
   agent
-  run "sluice/$1ms/$4" "$4" "${times[@]}" --then "$sluice rollback" --then '' --then "$sluice apply --clear-rollbacks /run/policy.yaml" --then ''
+  run "sluice/$1ms/$4" "$4" "${times[@]}" --then "$sluice rollback" --then '' --then '' \
+    --then "$sluice apply --clear-rollbacks /run/policy.yaml" --then ''
   "$sluice" --quiet down >&2
   wait
   rm -r /run/agent
@@ -65,6 +64,6 @@ lane() {
 }
 
 for count in 1 8; do
-  lane 1 100 30000 "$count" 1000 $((seconds * 500))
-  lane 20 40 50000 "$count" 3000 $((seconds * 1000))
+  lane 1 100 30000 "$count" 1000 1500
+  lane 20 40 50000 "$count" 3000 3000
 done

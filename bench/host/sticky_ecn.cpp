@@ -18,8 +18,8 @@ constexpr std::size_t kWindow_ms = 100;
 constexpr double kDipMax_percent = 13;
 
 // Measured times, in the guest's order.
-enum Times : std::size_t { kBefore, kRollback, kBack, kForward, kAgain, kTimes };
-constexpr const char* kRuns[kTimes] = {"dctcp", "cubic", "cubic", "dctcp", "dctcp"};
+enum Times : std::size_t { kBefore, kRollback, kBack, kBackLater, kForward, kAgain, kTimes };
+constexpr const char* kRuns[kTimes] = {"dctcp", "cubic", "cubic", "cubic", "dctcp", "dctcp"};
 
 struct Seen {
   std::vector<Json> native, sluice;
@@ -110,12 +110,18 @@ void add_queue(Run& run, const GuestPath& path, const std::vector<Seen>& seeds) 
                 .params = {{"path", path.path}, {"flows", path.flows}},
                 .unit = "bytes",
                 .goal = Goal{"ratio", "<=", 1.0}};
+  // Each of two measured times, so that whole cycles of growth and reduction are in it.
+  const auto mean_of = [](const Json& one, const Json& other, auto value) { return (value(one) + value(other)) / 2; };
   const auto both = [&](auto value) {
-    return std::pair(median(samples_of(seeds, [&](const Seen& seen) { return value(seen.sluice[kBack]); })),
-                     median(samples_of(seeds, [&](const Seen& seen) { return value(seen.native.back()); })));
+    return std::pair(
+        median(
+            samples_of(seeds, [&](const Seen& seen) { return mean_of(seen.sluice[kBack], seen.sluice[kBackLater], value); })),
+        median(samples_of(seeds, [&](const Seen& seen) { return mean_of(seen.native[0], seen.native[1], value); })));
   };
-  m.samples = samples_of(seeds, [](const Seen& seen) { return seen.sluice[kBack]["queue_bytes"].get<double>(); });
-  const auto [queue, queue_native] = both([](const Json& time) { return time["queue_bytes"].get<double>(); });
+  const auto queue_of = [](const Json& time) { return time["queue_bytes"].get<double>(); };
+  m.samples =
+      samples_of(seeds, [&](const Seen& seen) { return mean_of(seen.sluice[kBack], seen.sluice[kBackLater], queue_of); });
+  const auto [queue, queue_native] = both(queue_of);
   m.value = queue;
   m.baseline = Baseline{"tcp_cubic", queue_native};
   const auto [p99, p99_native] = both([](const Json& time) { return time["queue_p99_bytes"].get<double>(); });
@@ -127,7 +133,7 @@ void add_queue(Run& run, const GuestPath& path, const std::vector<Seen>& seeds) 
       "marked, Jain's "
       "index {:.3f} and {:.3f}; under dctcp before {:.0f} bytes",
       p99, p99_native, goodput, goodput_native, ce, ce_native, fair, fair_native,
-      median(samples_of(seeds, [](const Seen& seen) { return seen.sluice[kBefore]["queue_bytes"].get<double>(); })));
+      median(samples_of(seeds, [&](const Seen& seen) { return queue_of(seen.sluice[kBefore]); })));
   run.report.add(std::move(m));
 }
 
@@ -138,8 +144,7 @@ Status measure_sticky_ecn(Run& run) {
                                              build_file("bundles")};
   std::map<std::string, std::vector<Seen>> seeds;
   for (int seed = 1; seed <= run.size(5, 1); ++seed) {
-    Guest guest{seed, "sticky_ecn.sh", programs, programs};
-    guest.arguments.emplace_back(run.size("3", "2"));
+    const Guest guest{seed, "sticky_ecn.sh", programs, programs};
     SLUICE_TRY(all, run_guest(guest));
     for (const GuestPath& path : kMarkedPaths) {
       SLUICE_TRY(seen, read_guest(all, path));
