@@ -544,7 +544,10 @@ TEST_F(HandOver, AlphaAndWindowGoFromVersionToVersion) {
   const auto [before, after] = around_switch_to(new_version.name());
   EXPECT_NEAR(after.private_word, before.private_word, kStep);
   EXPECT_NEAR(after.cwnd, before.cwnd, 2);
-  EXPECT_EQ(after.ssthresh, before.ssthresh);
+  // Where the ACK that ends the old version's last RTT brings a mark, the first thing the new one does is to reduce.
+  if (after.kind != CCA_TRACE_STATE || after.new_state != kCwr) {
+    EXPECT_EQ(after.ssthresh, before.ssthresh);
+  }
   EXPECT_GE(new_version.count(SL_CCA_STATE_ADOPTED), 1U);
   EXPECT_EQ(new_version.count(kCountBounded), 0U);
   goes_on();

@@ -102,7 +102,8 @@ TEST_P(AgentDctcpWire, every_mark_is_echoed_once_and_every_byte_arrives) {
   // Marked, but not data of the first time: SYN, handshake, ACKs of the reply, FIN, retransmissions.
   const ImpairmentCounters counters = wire.counters();
   const std::uint64_t others = 8 + end.retransmits;
-  EXPECT_LE(end.delivered_ce, counters.ce);
+  // A lost ACK at the edge of a marked run lets the next one speak for the segments of both sides.
+  EXPECT_LE(end.delivered_ce, counters.ce + 2 * counters.dropped);
   EXPECT_GE(end.delivered_ce + others, counters.ce);
   EXPECT_NEAR(static_cast<double>(counters.ce), GetParam().ce * static_cast<double>(counters.packets - counters.dropped),
               GetParam().ce == 0.1 ? 80 : 2);
