@@ -112,7 +112,8 @@ double dequantise(std::int32_t sum, int agreed, int head, double divisor) {
 }
 
 std::uint8_t quantise_fixed(std::span<const float> values, float scale, std::uint64_t weight_sum, std::span<std::int32_t> out) {
-  const double limit = static_cast<double>(std::uint64_t{INT32_MAX} / weight_sum);
+  const std::uint64_t most = INT32_MAX / weight_sum;
+  const auto limit = static_cast<double>(most);
   std::uint8_t flags = special_flags(values);
   for (std::size_t i = 0; i < values.size(); i++) {
     double scaled = std::isfinite(values[i]) ? std::nearbyint(double{values[i]} * scale) : 0;
