@@ -62,14 +62,10 @@ class Foreign {
   std::vector<Fd> links_;
 };
 
-class AgentAuditTest : public testing::Test {
+class AgentAuditTest : public AgentWorldTest {
  protected:
   void SetUp() override {
-    ASSERT_VALUE(topology, Topology::create(world_spec()));
-    topology_.emplace(std::move(topology));
-    ASSERT_VALUE(recorder, Recorder::load());
-    recorder_.emplace(std::move(recorder));
-    agent_.emplace(*topology_);
+    ASSERT_NO_FATAL_FAILURE(AgentWorldTest::SetUp());
     ASSERT_OK(agent_->start());
   }
 
@@ -100,10 +96,6 @@ class AgentAuditTest : public testing::Test {
   }
   Host& a() { return topology_->host("a"); }
   Host& b() { return topology_->host("b"); }
-
-  std::optional<Topology> topology_;
-  std::optional<Recorder> recorder_;
-  std::optional<Agent> agent_;
 };
 
 TEST_F(AgentAuditTest, without_others_an_audit_is_clean) {

@@ -60,13 +60,10 @@ Result<Fd> connect_to(const std::string& path) {
   return fd;
 }
 
-class AgentDescriptorsTest : public testing::Test {
+class AgentDescriptorsTest : public AgentWorldTest {
  protected:
   void SetUp() override {
-    ASSERT_VALUE(topology, Topology::create(world_spec()));
-    topology_.emplace(std::move(topology));
-    ASSERT_VALUE(recorder, Recorder::load());
-    recorder_.emplace(std::move(recorder));
+    ASSERT_NO_FATAL_FAILURE(AgentWorldTest::SetUp());
     agent_.emplace(*topology_, Agent::Options{.watchdog_us = 400'000});
     ASSERT_OK(agent_->copy_bundle("cubic/1.0.0", "1.0.1"));
     ASSERT_VALUE(open, Connections::open(*topology_, 2));
@@ -91,12 +88,6 @@ class AgentDescriptorsTest : public testing::Test {
     ASSERT_EQ(::prlimit(agent_->pid(), RLIMIT_NOFILE, &limit, nullptr), 0) << std::strerror(errno);
   }
 
-  std::string unlike(const Uses& uses, const std::string& listener = kCubic) {
-    auto identities = agent_->identities({uses.near, uses.far, uses.external, uses.unknown, listener});
-    if (!identities) return identities.error().message();
-    auto wrong = differences(*recorder_, *topology_, uses, listener, *identities);
-    return wrong ? *wrong : wrong.error().message();
-  }
   // Pins that no policy of the moment explains are a change half made.
   std::set<std::string> versions_loaded() const {
     std::set<std::string> found;
@@ -141,10 +132,6 @@ class AgentDescriptorsTest : public testing::Test {
     FAIL() << command.front() << " is never done";
   }
 
-  std::optional<Topology> topology_;
-  std::optional<Recorder> recorder_;
-  std::optional<Agent> agent_;
-  std::optional<Connections> open_;
   int stride_ = 7, start_ = 0;
 };
 

@@ -462,6 +462,21 @@ std::set<std::string> available_ccas() {
   return names;
 }
 
+void AgentWorldTest::SetUp() {
+  ASSERT_VALUE(topology, Topology::create(world_spec()));
+  topology_.emplace(std::move(topology));
+  ASSERT_VALUE(recorder, Recorder::load());
+  recorder_.emplace(std::move(recorder));
+  agent_.emplace(*topology_);
+}
+
+std::string AgentWorldTest::unlike(const Uses& uses, const std::string& listener) {
+  const auto identities = agent_->identities({uses.near, uses.far, uses.external, uses.unknown, listener});
+  if (!identities) return identities.error().message();
+  const auto wrong = differences(*recorder_, *topology_, uses, listener, *identities);
+  return wrong ? *wrong : wrong.error().message();
+}
+
 Result<std::vector<std::uint32_t>> sockops_programs(const std::string& cgroup) {
   Fd folder(::open(cgroup.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder) return fail_errno(errno, "cannot open {}", cgroup);

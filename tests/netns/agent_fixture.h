@@ -195,6 +195,19 @@ Result<std::string> differences(const Recorder& recorder, const Topology& topolo
 // Established sockets of both hosts.
 Result<std::vector<SocketRecord>> established(const Recorder& recorder, const Topology& topology);
 
+// The world, the recorder, and an agent that does not run yet.
+class AgentWorldTest : public testing::Test {
+ protected:
+  void SetUp() override;
+  // What is wrong under a policy, or why that cannot be told; empty = nothing.
+  std::string unlike(const Uses& uses, const std::string& listener = "cubic@1.0.0");
+
+  std::optional<Topology> topology_;
+  std::optional<Recorder> recorder_;
+  std::optional<Agent> agent_;
+  std::optional<Connections> open_;
+};
+
 // Ids of the sockops programs attached to a cgroup.
 Result<std::vector<std::uint32_t>> sockops_programs(const std::string& cgroup);
 

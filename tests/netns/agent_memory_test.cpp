@@ -98,14 +98,10 @@ class MemoryCgroup {
   bool enabled_ = false;
 };
 
-class AgentMemoryTest : public testing::Test {
+class AgentMemoryTest : public AgentWorldTest {
  protected:
   void SetUp() override {
-    ASSERT_VALUE(topology, Topology::create(world_spec()));
-    topology_.emplace(std::move(topology));
-    ASSERT_VALUE(recorder, Recorder::load());
-    recorder_.emplace(std::move(recorder));
-    agent_.emplace(*topology_);
+    ASSERT_NO_FATAL_FAILURE(AgentWorldTest::SetUp());
     ASSERT_OK(agent_->copy_bundle("cubic/1.0.0", "1.0.1"));
     Policy next{.uses = kNew};
     next.bundles.emplace_back(kCubicNext);
@@ -120,12 +116,6 @@ class AgentMemoryTest : public testing::Test {
     ASSERT_VALUE(open, Connections::open(*topology_, 2));
     open_.emplace(std::move(open));
     ASSERT_EQ(unlike(kOld), "");
-  }
-  std::string unlike(const Uses& uses) {
-    auto identities = agent_->identities({uses.near, uses.far, uses.external, uses.unknown, kCubic});
-    if (!identities) return identities.error().message();
-    auto wrong = differences(*recorder_, *topology_, uses, kCubic, *identities);
-    return wrong ? *wrong : wrong.error().message();
   }
   bool running() const { return fs::exists(fmt::format("/proc/{}/exe", agent_->pid())); }
 
@@ -169,10 +159,6 @@ class AgentMemoryTest : public testing::Test {
     FAIL() << "the policy is never applied";
   }
 
-  std::optional<Topology> topology_;
-  std::optional<Recorder> recorder_;
-  std::optional<Agent> agent_;
-  std::optional<Connections> open_;
   std::string new_;  // path of the policy
 };
 

@@ -22,14 +22,10 @@ const auto* const kBpffs = testing::AddGlobalTestEnvironment(new PrivateBpffs);
 const std::string kCubic = "cubic@1.0.0";
 const std::string kCubicNext = "cubic@1.0.1";
 
-class AgentTest : public testing::Test {
+class AgentTest : public AgentWorldTest {
  protected:
   void SetUp() override {
-    ASSERT_VALUE(topology, Topology::create(world_spec()));
-    topology_.emplace(std::move(topology));
-    ASSERT_VALUE(recorder, Recorder::load());
-    recorder_.emplace(std::move(recorder));
-    agent_.emplace(*topology_);
+    ASSERT_NO_FATAL_FAILURE(AgentWorldTest::SetUp());
     ASSERT_OK(agent_->copy_bundle("cubic/1.0.0", "1.0.1"));
     ASSERT_OK(agent_->start());
   }
@@ -54,10 +50,6 @@ class AgentTest : public testing::Test {
 
   Host& a() { return topology_->host("a"); }
   Host& b() { return topology_->host("b"); }
-
-  std::optional<Topology> topology_;
-  std::optional<Recorder> recorder_;
-  std::optional<Agent> agent_;
 };
 
 const Policy kPolicy{.uses = {.near = kNative, .far = kCubic, .external = kNative2, .unknown = kNative}};

@@ -31,36 +31,23 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-class AgentUpgradeTest : public testing::Test {
+class AgentUpgradeTest : public AgentWorldTest {
  protected:
   void SetUp() override {
-    ASSERT_VALUE(topology, Topology::create(world_spec()));
-    topology_.emplace(std::move(topology));
-    ASSERT_VALUE(recorder, Recorder::load());
-    recorder_.emplace(std::move(recorder));
-    agent_.emplace(*topology_);
+    ASSERT_NO_FATAL_FAILURE(AgentWorldTest::SetUp());
     ASSERT_OK(agent_->start());
     ASSERT_VALUE(applied, agent_->apply(kPolicy));
     ASSERT_VALUE(open, Connections::open(*topology_, 2));
     open_.emplace(std::move(open));
     ASSERT_NO_FATAL_FAILURE(expect_in_force());
   }
-  void expect_in_force() {
-    ASSERT_VALUE(identities, agent_->identities({kNative, kNative2, kCubic}));
-    ASSERT_VALUE(wrong, differences(*recorder_, *topology_, kPolicy.uses, kCubic, identities));
-    EXPECT_EQ(wrong, "");
-  }
+  void expect_in_force() { EXPECT_EQ(unlike(kPolicy.uses), ""); }
   std::set<std::string> pins() const {
     std::set<std::string> all;
     for (const auto& pin : fs::recursive_directory_iterator(fs::path(agent_->pin_dir()).parent_path().parent_path()))
       all.insert(pin.path());
     return all;
   }
-
-  std::optional<Topology> topology_;
-  std::optional<Recorder> recorder_;
-  std::optional<Agent> agent_;
-  std::optional<Connections> open_;
 };
 
 TEST_F(AgentUpgradeTest, pins_of_another_abi_are_refused_and_left_alone) {
