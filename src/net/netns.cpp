@@ -131,8 +131,10 @@ class Scanner {
   std::map<std::uint64_t, Found> found_;
   std::set<std::string> mount_namespaces_;
   std::size_t unreadable_ = 0;
-  std::optional<Error> exhausted_;  // a process that ended is passed over; one that could not be looked at for want of
-};  // descriptors may hold a namespace that nobody else does
+  // A process that ended is passed over; one that could not be looked at for want of descriptors may hold a namespace that
+  // nobody else does.
+  std::optional<Error> exhausted_;
+};
 
 }  // namespace
 
