@@ -4,12 +4,12 @@
 // something is missing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <atomic>
 #include <functional>
 
 #include "bpf/cca_fixture.h"
+#include "harness/process.h"
 
 namespace sluice::test {
 namespace {
@@ -555,15 +555,6 @@ TEST_F(Migration, ASocketThatIsMovedInHasItsParametersAfterOneRtt) {
 // Between a release and an init that are not of one switch; on one CPU, as in one.
 class HandOver : public Migration {
  protected:
-  HandOver() {
-    must(sched_getaffinity(0, sizeof(before_), &before_) == 0, "sched_getaffinity");
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(sched_getcpu(), &one);
-    must(sched_setaffinity(0, sizeof(one), &one) == 0, "sched_setaffinity");
-  }
-  ~HandOver() override { sched_setaffinity(0, sizeof(before_), &before_); }
-
   // Runs `change` on what every CPU has on its way.
   void change(const std::function<void(sl_handover&)>& change) const {
     std::vector<sl_handover> slots(static_cast<std::size_t>(libbpf_num_possible_cpus()));
@@ -580,7 +571,7 @@ class HandOver : public Migration {
   }
 
  private:
-  cpu_set_t before_;
+  OneCpu pinned_;
 };
 
 TEST_F(HandOver, NothingIsLeftBeforeAnythingWasLearned) {

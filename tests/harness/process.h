@@ -4,6 +4,7 @@
 // test itself dies. Where it runs (network namespace, cgroup) is Host's business: see topology.h.
 #pragma once
 
+#include <sched.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -43,6 +44,24 @@ class Fd {
 
  private:
   int fd_ = -1;
+};
+
+// Keeps this thread, and the children it starts, on the CPU it runs on: veth then delivers in the order of sending.
+class OneCpu {
+ public:
+  OneCpu() {
+    ::sched_getaffinity(0, sizeof(before_), &before_);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(::sched_getcpu()), &one);
+    ::sched_setaffinity(0, sizeof(one), &one);
+  }
+  ~OneCpu() { ::sched_setaffinity(0, sizeof(before_), &before_); }
+  OneCpu(const OneCpu&) = delete;
+  OneCpu& operator=(const OneCpu&) = delete;
+
+ private:
+  cpu_set_t before_;
 };
 
 class Process {

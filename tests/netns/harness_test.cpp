@@ -6,7 +6,6 @@
 #include <netinet/icmp6.h>
 #include <netinet/ip_icmp.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -270,22 +269,6 @@ TEST(Topology, star_and_router_carry_traffic) {
 struct Datagram {
   std::uint32_t number;
   bool ce;
-};
-
-// Keeps this thread on one CPU: veth then delivers in the order of sending.
-class OneCpu {
- public:
-  OneCpu() {
-    ::sched_getaffinity(0, sizeof(before_), &before_);
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(static_cast<std::size_t>(::sched_getcpu()), &one);
-    ::sched_setaffinity(0, sizeof(one), &one);
-  }
-  ~OneCpu() { ::sched_setaffinity(0, sizeof(before_), &before_); }
-
- private:
-  cpu_set_t before_;
 };
 
 // Numbered UDP datagrams from a to b, marked ECT(0), and what b got of them, in order.
