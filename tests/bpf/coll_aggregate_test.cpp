@@ -32,6 +32,7 @@ using coll::Outbox;
 
 const std::string kObject = std::string(SLUICE_BUILD_DIR) + "/bundles/aggregate/1.0.0/aggregate.bpf.o";
 constexpr std::uint16_t kPort = 18400;
+constexpr std::uint32_t kLoopback = 1;  // ifindex: a test run sends nothing
 constexpr std::uint32_t kVerifierBudget = 600'000;
 
 // ---- frames ---------------------------------------------------------------------------------------------------------------
@@ -126,6 +127,9 @@ class Kernel {
     must(object_.set_max_entries("sl_coll_slots", 2U * window));
     must(object_.load());
     program_.emplace(must(object_.program("sl_coll_aggregate")));
+    const bpf_devmap_val somewhere{.ifindex = kLoopback, .bpf_prog = {.fd = -1}};
+    for (std::uint32_t i = 0; i < SL_COLL_MEMBERS_MAX; i++)
+      must(map("sl_coll_fan").update(key(i), bpfio::bytes_of(somewhere)));
   }
 
   void start(const AggregatorConfig& config) const {
@@ -309,6 +313,8 @@ void expect_datagram(const Bytes& frame, const Form& form, const coll::Datagram&
 Bytes copy_for(const Bytes& frame, const Form& form, std::uint32_t key) {
   Bytes packet(frame.begin() + static_cast<std::ptrdiff_t>(form.payload()), frame.end());
   Header header = *coll::parse(packet);
+  EXPECT_EQ(header.version, 0);
+  header.version = SL_COLL_VERSION;
   header.key = key;
   return coll::encode(header, coll::payload_of(packet));
 }
@@ -348,7 +354,7 @@ class Differential {
           ASSERT_EQ(copy_for(frame, form, key), out[key].bytes) << "KEY " << key;
         }
     } else if (grew(SL_COLL_ANSWERED)) {
-      ASSERT_EQ(run.value, XDP_TX);
+      ASSERT_EQ(run.value, XDP_REDIRECT);
       ASSERT_EQ(out.size(), 1U);
       ASSERT_NO_FATAL_FAILURE(expect_datagram(frame, form, out[0]));
     } else if (!out.empty() || grew(SL_COLL_BAD_TOKEN)) {

@@ -10,16 +10,19 @@
  *   3. Numbers are combined into the slot. The frequent case, sums of 32 bits, checks `integrity` in the same pass and takes a corrupt packet's
  *      numbers out again; every other case checks first. A first contribution is written, never added to zeroes.
  *   4. The last contribution's frame becomes the result: numbers, flags, exponents, and is broadcast through devmap sl_coll_fan; on the way
- *      out sl_coll_copy addresses each copy. Someone who asks again gets the stored result by XDP_TX.
+ *      out sl_coll_copy addresses each copy. Someone who asks again gets the stored result through the entry of his KEY. Not by XDP_TX:
+ *      a veth whose peer has NAPI but no XDP program does not wake it for that. Not by a redirect past the map: the kernel runs the egress
+ *      program of a batch's first frame, or none, for all of the batch.
  *
  * sl_coll_copy, the egress program of each entry of sl_coll_fan. The kernel does not say which entry a copy is for, and runs the first
- * entry's program for all of the same interface. Copies of one result leave an interface in the order of the entries; so sl_coll_copies lists
- * the KEYs behind each interface, and counts on each CPU how far it is with the present result.
+ * entry's program for all of the same interface. Copies of one result leave an interface in the order of the entries, which is that of KEYs;
+ * so sl_coll_copies lists the KEYs behind each interface, and counts on each CPU how far it is with the present result. An answer comes
+ * finished, and leaves as it is.
  *
  * The receive queue of a slot's packets should be served by one CPU; the lock keeps numbers right where it is not.
  *
- * Handed from the first to the second program in the frame, which nobody else sees: `key` = upper half of the integrity residue
- * without `key`, `integrity` = its lower half, UDP checksum = ones' complement sum of all words but those two.
+ * Handed from the first to the second program in the frame, which nobody else sees: `version` 0 = to be addressed, `key` = upper half of the
+ * integrity residue without `key`, `integrity` = its lower half, UDP checksum = ones' complement sum of all words but those two.
  */
 #include <sluice/bpf/coll.bpf.h>
 
@@ -635,6 +638,7 @@ static __always_inline int contribution(struct xdp_md *ctx, __u32 ip_at, bool v6
 	words = sizeof(*h) / 4 - 1 + c.bytes / 4;
 	residue = sl_coll_residue(&sums);
 	if (decision == DECIDED_COMPLETE) {
+		h->version = 0;
 		h->key = bpf_htonl(residue >> 32);
 		h->integrity = bpf_htonl((__u32)residue);
 		udp->check = sl_fold(sums.a);
@@ -650,7 +654,7 @@ static __always_inline int contribution(struct xdp_md *ctx, __u32 ip_at, bool v6
 			return XDP_DROP;
 	}
 	address(&f, v6, member, hop, job->port, sums.a);
-	return XDP_TX;
+	return bpf_redirect_map(&sl_coll_fan, c.key, XDP_DROP);
 }
 
 /* Functions of their own: verified once, with or without a VLAN tag. */
@@ -708,7 +712,7 @@ static __always_inline int next_key(__u32 ifindex, __u64 position)
 	return copies->keys[copies->next++ & (SL_COLL_MEMBERS_MAX - 1)];
 }
 
-/* A copy of a result: see the head of this file. */
+/* A copy of a result, or an answer: see the head of this file. */
 static __always_inline int address_copy(struct xdp_md *ctx, __u32 ip_at, bool v6)
 {
 	struct next_hop *hop;
@@ -725,6 +729,9 @@ static __always_inline int address_copy(struct xdp_md *ctx, __u32 ip_at, bool v6
 	if (!job || !sl_frame_at(ctx, ip_at, v6, &f))
 		return XDP_DROP;
 	h = f.h;
+	if (h->version)
+		return XDP_PASS;
+	h->version = SL_COLL_VERSION;
 	position = (__u64)(bpf_ntohl(h->epoch) & 0xffff) << 32 | bpf_ntohl(h->seq);
 	found = next_key(ctx->egress_ifindex, position);
 	if (found < 0)
