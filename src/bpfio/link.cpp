@@ -3,6 +3,8 @@
 
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
+#include <linux/if_link.h>
+#include <net/if.h>
 
 #include <cerrno>
 
@@ -55,6 +57,28 @@ Result<Link> Link::attach_cgroup(const Program& program, int cgroup_fd, CgroupHo
   if (err == EPERM)
     return fail(
         std::move(error).fix("an ancestor cgroup has a program attached without BPF_F_ALLOW_MULTI, or rights are missing"));
+  return fail(std::move(error));
+}
+
+Result<Link> Link::attach_xdp(const Program& program, std::uint32_t ifindex) {
+  LIBBPF_OPTS(bpf_link_create_opts, options, .flags = XDP_FLAGS_DRV_MODE);
+  UniqueFd fd(bpf_link_create(program.fd(), static_cast<int>(ifindex), BPF_XDP, &options));
+  if (fd) return adopt(std::move(fd));
+  const int err = errno;
+  char name[IF_NAMESIZE] = "";
+  if (::if_indextoname(ifindex, name) == nullptr) return fail(Code::kNotFound, "no interface has the index {}", ifindex);
+  LIBBPF_OPTS(bpf_xdp_query_opts, present);
+  if ((err == EBUSY || err == EEXIST) && bpf_xdp_query(static_cast<int>(ifindex), 0, &present) == 0 && present.prog_id != 0)
+    return fail(
+        make_error(Code::kConflict, fmt::format("interface {} has an XDP program already, id {}", name, present.prog_id),
+                   fmt::format("see whose it is: bpftool prog show id {}; give Sluice an interface of its own, or detach "
+                               "that program",
+                               present.prog_id)));
+  Error error = libbpf_error(err, fmt::format("cannot attach the XDP program with id {} to interface {}", program.id(), name));
+  if (err == EOPNOTSUPP) return fail(std::move(error).fix("its driver has no XDP; choose another interface"));
+  if (err == ERANGE || err == EINVAL)
+    return fail(std::move(error).fix(
+        fmt::format("its MTU or offloads do not suit XDP: ip -d link show {}; ethtool -K {} lro off", name, name)));
   return fail(std::move(error));
 }
 

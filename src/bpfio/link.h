@@ -49,6 +49,9 @@ class Link {
 
   // Runs after the programs that are there already, beside them (BPF_F_ALLOW_MULTI, as every cgroup link).
   static Result<Link> attach_cgroup(const Program& program, int cgroup_fd, CgroupHook hook);
+  // On an interface of the calling thread's network namespace, in the driver. kConflict, naming it, if it has a program
+  // already.
+  static Result<Link> attach_xdp(const Program& program, std::uint32_t ifindex);
   // An iterator to be run by Iterator::create. Iterators over the elements of a map (bpf_sk_storage_map) name it.
   static Result<Link> attach_iter(const Program& program, const MapFd* map = nullptr);
   // struct_ops: Object::attach_struct_ops.

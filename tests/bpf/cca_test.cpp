@@ -220,9 +220,9 @@ TEST(Cubic, AMarkCostsItsShareAtMostOncePerRtt) {
   EXPECT_EQ(flow.info().tcpi_total_retrans, 0U);
 }
 
-// An RTT above the least one is a queue, and the own part of it goes at a mark, up to half of the window.
+// An RTT above the least one is a queue, and the own part of it goes at a mark, up to 65 % of the window.
 TEST(Cubic, AMarkGivesUpTheOwnQueue) {
-  for (const std::uint32_t queue_us : {1000, 40000}) {
+  for (const std::uint32_t queue_us : {1000, 60000}) {
     PathSpec spec = kLine;
     spec.ecn = true;
     Path path(spec);
@@ -238,10 +238,10 @@ TEST(Cubic, AMarkGivesUpTheOwnQueue) {
     flow.start();
     ASSERT_TRUE(trace.until([&](const auto&) { return trace.entered(kCwr).has_value(); }));
     const auto mark = *trace.entered(kCwr);
-    const std::uint32_t most = mark.prior_cwnd / 2, cut = mark.prior_cwnd - mark.ssthresh;
+    const std::uint32_t most = mark.prior_cwnd * 65 / 100, cut = mark.prior_cwnd - mark.ssthresh;
     EXPECT_LE(cut, std::max(most, 1U));
     if (queue_us > least_us) {
-      EXPECT_EQ(cut, most) << "a window of which two thirds wait";
+      EXPECT_EQ(cut, most) << "a window of which three quarters wait";
     } else {
       EXPECT_LE(cut, std::max(mark.prior_cwnd * (mark.srtt_us - least_us) / mark.srtt_us + 1,
                               mark.prior_cwnd - after_mark(mark.prior_cwnd, mark.private_word)));

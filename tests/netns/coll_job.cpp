@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "netns/coll_job.h"
+
+#include <arpa/inet.h>
+#include <net/if.h>
+
+#include <atomic>
+#include <thread>
+#include <variant>
+
+#include "coll/kernel/aggregator.h"
+#include "coll/model/aggregator.h"
+#include "coll/udp.h"
+#include "harness/assert.h"
+#include "harness/topology.h"
+
+namespace sluice::test {
+namespace {
+
+using coll::Address;
+using coll::Aggregator;
+using coll::AggregatorConfig;
+using coll::KernelAggregator;
+using coll::Member;
+using coll::Outbox;
+using coll::UdpPort;
+
+constexpr std::uint64_t kToken = 0x0123456789abcdef;
+constexpr std::uint64_t kPatience_ns = 120'000'000'000;
+
+Address address_of_host(const Host& host, bool v6) {
+  Address address;
+  if (v6) {
+    inet_pton(AF_INET6, host.address(AF_INET6).c_str(), address.ip.data());
+  } else {
+    address.ip[10] = address.ip[11] = 0xff;
+    inet_pton(AF_INET, host.address(AF_INET).c_str(), &address.ip[12]);
+  }
+  return address;
+}
+
+template <class T>
+T in_host(const Host& host, const std::function<Result<T>()>& make) {
+  std::optional<T> made;
+  must(host.call([&]() -> Status {
+    SLUICE_TRY(value, make());
+    made.emplace(std::move(value));
+    return {};
+  }));
+  return std::move(*made);
+}
+
+// Hosts h0, h1, ... and the aggregator's, and the switch between them.
+Topology wires(const CollJobSpec& spec, unsigned hosts) {
+  std::vector<LinkEnd> ends;
+  for (unsigned i = 0; i <= hosts; i++) {
+    const std::string name = i < hosts ? fmt::format("h{}", i) : "aggregator";
+    ends.push_back({name, {fmt::format("10.9.0.{}/24", i + 1), fmt::format("fd09::{:x}/64", i + 1)}});
+  }
+  TopologySpec described = star(ends);
+  for (LinkSpec& link : described.links) link.mtu = spec.words > SL_COLL_WORDS_DEFAULT ? 3500 : 1500;
+  Topology topology = must(Topology::create(described));
+  // What XDP sends into a veth is received by NAPI only.
+  const Output output = must(topology.host("switch").run({"ethtool", "-K", fmt::format("eth{}", hosts), "gro", "on"}));
+  EXPECT_EQ(output.status, 0) << output.text;
+  return topology;
+}
+
+struct Slot {
+  Status status;
+  std::uint64_t retransmitted = 0;
+  std::vector<std::vector<std::uint8_t>> outputs = {};
+};
+
+// One member: joins, makes the calls, leaves.
+void work_through(Member& member, UdpPort& port, unsigned key, const std::vector<CollWork>& calls, Slot& slot) {
+  const RealClock clock;
+  Outbox out;
+  const auto until_not = [&](Member::State state) -> Status {
+    SLUICE_CHECK(port.send(out));
+    out.clear();
+    return coll::drive(port, member, clock, [&] { return member.state() != state; });
+  };
+  const auto all = [&]() -> Status {
+    member.join(clock.monotonic_ns(), out);
+    SLUICE_CHECK(until_not(Member::State::kJoining));
+    for (const CollWork& call : calls) {
+      if (call.absent.contains(key)) return {};
+      if (member.state() != Member::State::kIdle) break;
+      slot.outputs.push_back(call.expected.inputs[key]);
+      std::span<std::uint8_t> memory = slot.outputs.back();
+      if (const auto less = call.fewer.find(key); less != call.fewer.end()) memory = memory.first(memory.size() - less->second);
+      coll::Call made{.op = call.op, .dtype = call.dtype, .input = memory, .output = memory, .timeout_ns = kPatience_ns};
+      if (call.root >= 0 && call.root != static_cast<int>(key)) made.wanted_end = 0;
+      SLUICE_CHECK(member.begin(made, clock.monotonic_ns(), out));
+      SLUICE_CHECK(until_not(Member::State::kCalling));
+      if (auto outcome = member.take_outcome(); outcome && !*outcome) return *outcome;
+    }
+    if (member.state() == Member::State::kFailed) return tl::unexpected<Error>(member.failure());
+    member.leave(clock.monotonic_ns(), out);
+    return until_not(Member::State::kLeaving);
+  };
+  slot.status = all();
+  slot.retransmitted = member.stats().retransmitted;
+}
+
+}  // namespace
+
+CollWork coll_work(Random& random, const CollJobSpec& spec, sl_coll_op op, sl_coll_dtype dtype, std::size_t elements) {
+  using namespace coll::oracle;
+  static const std::map<sl_coll_op, Op> kOps = {{SL_COLL_SUM, Op::kSum},
+                                                {SL_COLL_COUNT, Op::kCount},
+                                                {SL_COLL_MAX, Op::kMax},
+                                                {SL_COLL_MIN, Op::kMin},
+                                                {SL_COLL_AVERAGE, Op::kAverage}};
+  static const std::map<sl_coll_dtype, Type> kTypes = {{SL_COLL_I32, Type::kI32},
+                                                       {SL_COLL_I64, Type::kI64},
+                                                       {SL_COLL_F32, Type::kF32},
+                                                       {SL_COLL_F16, Type::kF16},
+                                                       {SL_COLL_BF16, Type::kBf16}};
+  CollWork work{.op = op, .dtype = dtype, .expected = {}};
+  work.expected.op = kOps.at(op);
+  work.expected.type = kTypes.at(dtype);
+  work.expected.weights = spec.weights.empty() ? std::vector<std::uint32_t>(spec.members, 1) : spec.weights;
+  work.expected.block = spec.words;
+  const std::size_t size = coll::oracle::size(work.expected.type);
+  for (unsigned key = 0; key < spec.members; key++) {
+    std::vector<std::uint8_t> bytes(elements * size);
+    for (std::size_t at = 0; at < bytes.size(); at += size) {
+      const auto value = static_cast<float>(random.unit() * 2 - 1);
+      const auto half = static_cast<Half>(value);
+      // An average of 64 bits has to leave room for the sum of weights.
+      std::uint64_t integer = random.chance(0.2) ? 0 : random.next();
+      if (op == SL_COLL_AVERAGE && dtype == SL_COLL_I64) integer >>= 16;
+      std::uint32_t bits;
+      std::memcpy(&bits, &value, sizeof bits);
+      const auto high = static_cast<std::uint16_t>(bits >> 16);
+      const void* from = dtype == SL_COLL_F32    ? static_cast<const void*>(&value)
+                         : dtype == SL_COLL_F16  ? static_cast<const void*>(&half)
+                         : dtype == SL_COLL_BF16 ? static_cast<const void*>(&high)
+                                                 : static_cast<const void*>(&integer);
+      std::memcpy(bytes.data() + at, from, size);
+    }
+    work.expected.inputs.push_back(std::move(bytes));
+  }
+  return work;
+}
+
+CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& calls) {
+  const unsigned hosts = (spec.members + spec.members_per_host - 1U) / spec.members_per_host;
+  Topology topology = wires(spec, hosts);
+  std::vector<Impairment> impairments;
+  for (unsigned i = 0; i <= hosts; i++) {
+    ImpairmentSpec own = spec.wire;
+    own.seed += i;
+    impairments.push_back(must(Impairment::attach(topology.host("switch"), fmt::format("eth{}", i), own)));
+  }
+
+  const Host& center = topology.host("aggregator");
+  auto center_port = in_host<UdpPort>(center, [&] { return UdpPort::open(address_of_host(center, spec.v6)); });
+  coll::KernelAggregatorConfig kernel;
+  kernel.object = std::string(SLUICE_BUILD_DIR) + "/bundles/aggregate/1.0.0/aggregate.bpf.o";
+  AggregatorConfig& config = kernel.aggregator;
+  config.job.token = kToken;
+  config.job.job = config.job.incarnation = 1;
+  config.job.members = config.job.contributors = spec.members;
+  config.job.window = spec.window;
+  config.job.words = spec.words;
+  config.job.port = htons(center_port.local().port);
+  config.dead_after_ns = spec.dead_after_ns;
+  std::vector<UdpPort> ports;
+  for (unsigned key = 0; key < spec.members; key++) {
+    const Host& host = topology.host(fmt::format("h{}", key / spec.members_per_host));
+    ports.push_back(in_host<UdpPort>(host, [&] { return UdpPort::open(address_of_host(host, spec.v6)); }));
+    sl_coll_member member{};
+    member.port = htons(ports.back().local().port);
+    member.weight = spec.weights.empty() ? 1 : spec.weights[key];
+    std::ranges::copy(ports.back().local().ip, std::begin(member.addr));
+    config.members.push_back(member);
+    config.job.weight_sum += member.weight;
+  }
+
+  std::atomic<unsigned> left = spec.members;
+  std::vector<Slot> slots(spec.members + 1U);
+  CollReport report;
+  const auto serve = [&](auto& aggregator) {
+    slots.back().status = coll::drive(center_port, aggregator, RealClock(), [&] { return left == 0; });
+    for (int i = 0; i < SL_COLL_COUNTER_COUNT; i++) {
+      const auto index = static_cast<sl_coll_counter>(i);
+      if constexpr (requires { aggregator.counter(index).value(); })
+        report.counters[index] = must(aggregator.counter(index));
+      else
+        report.counters[index] = aggregator.counter(index);
+    }
+  };
+  std::unique_ptr<KernelAggregator> in_kernel;
+  if (spec.aggregator == CollAggregator::kKernel)
+    in_kernel = in_host<std::unique_ptr<KernelAggregator>>(center, [&] {
+      kernel.interfaces.assign(spec.members, ::if_nametoindex("eth0"));
+      return KernelAggregator::start(kernel);
+    });
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    if (in_kernel) return serve(*in_kernel);
+    Aggregator aggregator(config);
+    serve(aggregator);
+  });
+  for (unsigned key = 0; key < spec.members; key++)
+    threads.emplace_back([&, key] {
+      Member member({.token = kToken,
+                     .weight_sum = config.job.weight_sum,
+                     .instance = key + 1,
+                     .job = 1,
+                     .members = spec.members,
+                     .window = spec.window,
+                     .words = spec.words,
+                     .key = static_cast<std::uint8_t>(key),
+                     .aggregator = center_port.local(),
+                     .join_timeout_ns = kPatience_ns});
+      work_through(member, ports[key], key, calls, slots[key]);
+      left--;
+    });
+  for (std::thread& thread : threads) thread.join();
+
+  for (const Slot& slot : slots) {
+    report.errors.push_back(slot.status ? "" : slot.status.error().message());
+    report.retransmitted += slot.retransmitted;
+  }
+  for (std::size_t i = 0; i < calls.size(); i++) {
+    const auto first = static_cast<unsigned>(std::max(calls[i].root, 0));
+    for (unsigned key = 0; key < spec.members; key++) {
+      if (!report.errors[key].empty() || i >= slots[key].outputs.size()) continue;
+      if (calls[i].root >= 0 && key != first)
+        EXPECT_EQ(slots[key].outputs[i], calls[i].expected.inputs[key]) << "call " << i << ", KEY " << key << " wants nothing";
+      else if (key == first)
+        EXPECT_EQ(coll::oracle::judge(calls[i].expected, slots[key].outputs[i]), "") << "call " << i;
+      else
+        EXPECT_EQ(slots[key].outputs[i] == slots[first].outputs[i], true)
+            << "call " << i << ", KEYs " << first << " and " << key;
+    }
+  }
+  return report;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// A collective job over real sockets: members of the model, some to a host, around one switch, and an aggregator of the model
+// or of the kernel on a host of its own. Results are judged by the oracle of tests/sim, which knows the inputs only.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "coll/model/member.h"
+#include "harness/impairment.h"
+#include "sim/coll_oracle.h"
+
+namespace sluice::test {
+
+enum class CollAggregator { kModel, kKernel };
+
+struct CollJobSpec {
+  CollAggregator aggregator = CollAggregator::kModel;
+  ImpairmentSpec wire;  // of each port of the switch, both ways; its seed is that of the job
+  bool v6 = false;
+  std::uint16_t members = 4;
+  std::uint16_t members_per_host = 1;
+  std::uint16_t window = 32;
+  std::uint16_t words = SL_COLL_WORDS_DEFAULT;
+  std::vector<std::uint32_t> weights = {};       // by KEY; empty = 1 each
+  std::uint64_t dead_after_ns = 60'000'000'000;  // a busy machine is not a dead member
+};
+
+struct CollWork {
+  sl_coll_op op;
+  sl_coll_dtype dtype;
+  coll::oracle::Case expected;
+  int root = -1;                               // the only KEY that wants the result; -1 = all do
+  std::map<unsigned, std::size_t> fewer = {};  // KEYs that give so many bytes less than they should
+  std::map<unsigned, bool> absent = {};        // KEYs that never make this call: they stop here, and are silent
+};
+
+// Random values, but for floats moderate ones.
+CollWork coll_work(Random& random, const CollJobSpec& spec, sl_coll_op op, sl_coll_dtype dtype, std::size_t elements);
+
+struct CollReport {
+  std::vector<std::string> errors;  // by KEY, then the aggregator's: empty, or why it stopped
+  std::uint64_t retransmitted = 0;
+  std::map<sl_coll_counter, std::uint64_t> counters;
+};
+
+// Makes the calls in order, and judges the results of those that ended well.
+CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& calls);
+
+}  // namespace sluice::test
