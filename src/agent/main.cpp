@@ -216,7 +216,12 @@ Result<int> serve(const Options& options) {
   }
 
   const auto manager = net::ServiceManager::from_environment();
-  if (auto status = manager.ready("serving on " + socket); !status) log_warning("systemd could not be told", status.error());
+  bool told = true;
+  const auto tell = [&](const Status& status) {  // a manager that does not read is spoken of once
+    if (!status && told) log_warning("systemd could not be told", status.error());
+    told = status.has_value();
+  };
+  tell(manager.ready("serving on " + socket));
   engine.event("started", "info", fmt::format("agent {} serves {} on kernel {}", kVersion, socket, kernel->release()));
 
   auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(kMaintainEvery);
@@ -227,9 +232,9 @@ Result<int> serve(const Options& options) {
     const int ready = ::poll(fds, 2, static_cast<int>(wait.count()));
     if (ready < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for signals");
     if (ready > 0) break;
-    if (auto status = manager.alive(); !status) log_warning("systemd could not be told", status.error());
+    tell(manager.alive());
   }
-  if (auto status = manager.stopping(); !status) log_warning("systemd could not be told", status.error());
+  tell(manager.stopping());
   engine.stop();
   log_info("stopping; what is pinned in the kernel stays");
   return 0;
