@@ -25,11 +25,9 @@
  * integrity residue without `key`, `integrity` = its lower half, UDP checksum = ones' complement sum of all words but those two.
  */
 #include <sluice/bpf/coll.bpf.h>
+#include <sluice/bpf/coll_values.bpf.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
-
-#define VALUE_BYTES (SL_COLL_WORDS_MAX * 4)
-#define BLOCK 64	/* bytes that are bounds-checked together */
 
 /* The agent sizes it to 2 W. A whole number of cache lines before and in `values`. */
 struct slot {
@@ -37,9 +35,9 @@ struct slot {
 	__u32 pad;
 	struct sl_coll_entry entry;
 	__u8 line[16];
-	__u8 values[VALUE_BYTES];
+	__u8 values[SL_COLL_VALUE_BYTES];
 };
-SL_ASSERT_SIZE(struct slot, SL_COLL_SLOT_VALUES + VALUE_BYTES);
+SL_ASSERT_SIZE(struct slot, SL_COLL_SLOT_VALUES + SL_COLL_VALUE_BYTES);
 _Static_assert(offsetof(struct slot, entry) == SL_COLL_SLOT_ENTRY && offsetof(struct slot, values) == SL_COLL_SLOT_VALUES, "abi");
 
 struct {
@@ -102,121 +100,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct counters);
 } sl_coll_counters SEC(".maps");
-
-/* ---- values -------------------------------------------------------------------------------------------------------------- */
-
-/* What is done to each word of a payload and of a slot. */
-enum pass {
-	/* these sum the payload, as it is afterwards */
-	PASS_CHECK,	/* and nothing else */
-	PASS_STORE,	/* write it into the slot */
-	PASS_ADD,	/* add it to the slot */
-	PASS_ANSWER,	/* write the slot into it */
-	/* these do not */
-	PASS_SUBTRACT,	/* take it out of the slot again */
-	PASS_CLEAR,	/* the slot becomes zeroes */
-	PASS_WEIGHTED32, PASS_WEIGHTED64, PASS_MAX32, PASS_MAX64, PASS_MIN32, PASS_MIN64,
-};
-
-static __always_inline bool is_wide(enum pass pass)
-{
-	return pass == PASS_WEIGHTED64 || pass == PASS_MAX64 || pass == PASS_MIN64;
-}
-
-static __always_inline void one_wide(enum pass pass, const __s64 *payload, __s64 *value, __u32 weight)
-{
-	__s64 in = *payload;
-
-	if (pass == PASS_WEIGHTED64)
-		*value += (__u64)in * weight;
-	else if (pass == PASS_MAX64 ? in > *value : in < *value)
-		*value = in;
-}
-
-static __always_inline void one_word(enum pass pass, __u32 *payload, __u32 *value, __u32 weight, struct sl_coll_sums *sums)
-{
-	__u32 word = 0;
-
-	if (pass == PASS_ANSWER)
-		word = *value;
-	else if (pass != PASS_CLEAR)
-		word = *payload;
-	switch (pass) {
-	case PASS_STORE:
-	case PASS_CLEAR:
-		*value = word;
-		break;
-	case PASS_ADD:
-		*value += word;
-		break;
-	case PASS_ANSWER:
-		*payload = word;
-		break;
-	case PASS_SUBTRACT:
-		*value -= word;
-		break;
-	case PASS_WEIGHTED32:
-		*value += word * weight;
-		break;
-	case PASS_MAX32:
-		if ((__s32)word > (__s32)*value)
-			*value = word;
-		break;
-	case PASS_MIN32:
-		if ((__s32)word < (__s32)*value)
-			*value = word;
-		break;
-	default:
-		break;
-	}
-	if (pass <= PASS_ANSWER) {
-		sums->a += word;
-		sums->b += sums->a;
-	}
-}
-
-/* Copies that the verifier does not tie to the original: what it learns of them in a loop would make every turn's end another state. */
-static __always_inline __u32 sl_untied(__u32 value)
-{
-	asm volatile("%0 &= 0xffff" : "+r"(value));
-	return value;
-}
-
-/* `bytes` of payload, a multiple of the word; at most VALUE_BYTES, and all in the frame. */
-static __always_inline void each(enum pass pass, const struct sl_frame *f, __u32 bytes, __u8 *values, __u32 weight,
-				 struct sl_coll_sums *sums)
-{
-	void *payload = (void *)f->eth + sl_bounded((void *)(f->h + 1) - (void *)f->eth);
-	__u32 whole = sl_untied(bytes) & ~(BLOCK - 1), tail = sl_untied(bytes) & ~(BLOCK - 1), rest = sl_untied(bytes) & (BLOCK - 1);
-	__u32 step = is_wide(pass) ? 8 : 4, at, i;
-	void *from, *to;
-
-	for (at = 0; at < VALUE_BYTES && at < whole; at += BLOCK) {
-		from = payload + at;
-		to = values + at;
-		if (from + BLOCK > f->end)
-			return;
-#pragma unroll
-		for (i = 0; i < BLOCK / 4; i++) {
-			if (!is_wide(pass))
-				one_word(pass, from + 4 * i, to + 4 * i, weight, sums);
-			else if (i % 2 == 0)
-				one_wide(pass, from + 4 * i, to + 4 * i, weight);
-		}
-	}
-	if (tail > VALUE_BYTES - BLOCK)
-		return;
-	from = payload + tail;
-	to = values + tail;
-	for (i = 0; i < BLOCK - step && i < rest; i += step) {
-		if (from + i + step > f->end)
-			return;
-		if (is_wide(pass))
-			one_wide(pass, from + i, to + i, weight);
-		else
-			one_word(pass, from + i, to + i, weight, sums);
-	}
-}
 
 /* ---- what a header means -------------------------------------------------------------------------------------------------- */
 
@@ -299,11 +182,7 @@ static __always_inline bool cut_values(struct xdp_md *ctx, __u32 ip_at, bool v6,
 
 	if (bpf_xdp_adjust_tail(ctx, (int)length - (int)bpf_xdp_get_buff_len(ctx)) || !sl_frame_at(ctx, ip_at, v6, f))
 		return false;
-	f->udp->len = bpf_htons(udp_length);
-	if (v6)
-		((struct ipv6hdr *)f->ip)->payload_len = f->udp->len;
-	else
-		((struct iphdr *)f->ip)->tot_len = bpf_htons(sizeof(struct iphdr) + udp_length);
+	sl_frame_length(f, v6, udp_length);
 	return true;
 }
 
@@ -315,40 +194,23 @@ static __always_inline void address(const struct sl_frame *f, bool v6, const str
 				    const struct next_hop *hop, __be16 our_port, __u64 words)
 {
 	struct udphdr *udp = f->udp;
-	__u32 sum = 0, i;
 
 	__builtin_memcpy(f->eth->h_dest, hop->member, ETH_ALEN);
 	__builtin_memcpy(f->eth->h_source, hop->ours, ETH_ALEN);
 	udp->source = our_port;
 	udp->dest = member->port;
-	udp->check = 0;
 	if (v6) {
 		struct ipv6hdr *ip = f->ip;
-		const __u16 *half = (const void *)&ip->saddr;
 
 		ip->saddr = ip->daddr;
 		__builtin_memcpy(&ip->daddr, member->addr, sizeof(ip->daddr));
-		ip->hop_limit = 64;
-#pragma unroll
-		for (i = 0; i < 2 * sizeof(ip->saddr) / 2; i++)
-			words += half[i];
-		words += bpf_htons(IPPROTO_UDP) + 2 * (__u32)udp->len + udp->source + udp->dest;
-		udp->check = ~sl_fold(words);
-		if (!udp->check)
-			udp->check = 0xffff;
 	} else {
 		struct iphdr *ip = f->ip;
-		const __u16 *half = (const void *)ip;
 
 		ip->saddr = ip->daddr;
 		__builtin_memcpy(&ip->daddr, member->addr + 12, sizeof(ip->daddr));
-		ip->ttl = 64;
-		ip->check = 0;
-#pragma unroll
-		for (i = 0; i < sizeof(*ip) / 2; i++)
-			sum += half[i];
-		ip->check = ~sl_fold(sum);	/* the UDP checksum may be left out over IPv4 */
 	}
+	sl_frame_finish(f, v6, words);
 }
 
 /* ---- contributions --------------------------------------------------------------------------------------------------------- */
@@ -378,25 +240,25 @@ struct contribution {
 };
 
 /* The frequent cases check integrity in the pass that combines; all others after a pass that only checks. */
-static __always_inline enum pass pass_for(const struct contribution *c, bool first)
+static __always_inline enum sl_pass pass_for(const struct contribution *c, bool first)
 {
 	if (first && c->weight == 1)
-		return PASS_STORE;
+		return SL_PASS_STORE;
 	switch (c->rule) {
 	case SL_COLL_ADD32:
-		return c->weight == 1 ? PASS_ADD : PASS_WEIGHTED32;
+		return c->weight == 1 ? SL_PASS_ADD : SL_PASS_WEIGHTED32;
 	case SL_COLL_ADD64:
-		return PASS_WEIGHTED64;
+		return SL_PASS_WEIGHTED64;
 	case SL_COLL_MAX32:
-		return PASS_MAX32;
+		return SL_PASS_MAX32;
 	case SL_COLL_MAX64:
-		return PASS_MAX64;
+		return SL_PASS_MAX64;
 	case SL_COLL_MIN32:
-		return PASS_MIN32;
+		return SL_PASS_MIN32;
 	case SL_COLL_MIN64:
-		return PASS_MIN64;
+		return SL_PASS_MIN64;
 	}
-	return PASS_CHECK;
+	return SL_PASS_CHECK;
 }
 
 /* With the slot locked. `sums` holds the header; when the frame has become a result, that and its numbers. */
@@ -409,7 +271,7 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 	const __u64 bit = 1ULL << (c->key & 63);
 	const __s16 next_exponent = bpf_ntohs(h->next_exponent);
 	enum decision decision = DECIDED_DONE;
-	enum pass pass;
+	enum sl_pass pass;
 
 	*first = entry->position != c->position + 1;
 	if (*first) {
@@ -424,18 +286,18 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 	} else if (entry->bitmap & bit) {
 		decision = entry->bitmap == c->all ? DECIDED_ANSWER : DECIDED_DUPLICATE;
 	}
-	pass = decision != DECIDED_DONE ? PASS_CHECK : pass_for(c, *first);
-	if (pass == PASS_STORE) {
+	pass = decision != DECIDED_DONE ? SL_PASS_CHECK : pass_for(c, *first);
+	if (pass == SL_PASS_STORE) {
 		entry->position = c->position;	/* nobody's: what was there is lost, and any packet for it stale */
-		each(PASS_STORE, f, c->bytes, slot->values, 1, sums);
-	} else if (pass == PASS_ADD) {
-		each(PASS_ADD, f, c->bytes, slot->values, 1, sums);
+		sl_each(SL_PASS_STORE, f, c->bytes, slot->values, 1, sums);
+	} else if (pass == SL_PASS_ADD) {
+		sl_each(SL_PASS_ADD, f, c->bytes, slot->values, 1, sums);
 	} else {
-		each(PASS_CHECK, f, c->bytes, slot->values, 1, sums);
+		sl_each(SL_PASS_CHECK, f, c->bytes, slot->values, 1, sums);
 	}
 	if ((__u32)sl_coll_residue(sums) != integrity) {
-		if (pass == PASS_ADD)
-			each(PASS_SUBTRACT, f, c->bytes, slot->values, 1, sums);
+		if (pass == SL_PASS_ADD)
+			sl_each(SL_PASS_SUBTRACT, f, c->bytes, slot->values, 1, sums);
 		return DECIDED_CORRUPT;
 	}
 	if (decision == DECIDED_ANSWER)
@@ -443,28 +305,28 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 	if (decision != DECIDED_DONE)
 		return decision;
 
-	if (*first && pass != PASS_STORE) {
+	if (*first && pass != SL_PASS_STORE) {
 		entry->position = c->position;
-		each(PASS_CLEAR, f, c->bytes, slot->values, 1, sums);
+		sl_each(SL_PASS_CLEAR, f, c->bytes, slot->values, 1, sums);
 	}
 	switch (pass) {
-	case PASS_WEIGHTED32:
-		each(PASS_WEIGHTED32, f, c->bytes, slot->values, c->weight, sums);
+	case SL_PASS_WEIGHTED32:
+		sl_each(SL_PASS_WEIGHTED32, f, c->bytes, slot->values, c->weight, sums);
 		break;
-	case PASS_WEIGHTED64:
-		each(PASS_WEIGHTED64, f, c->bytes, slot->values, c->weight, sums);
+	case SL_PASS_WEIGHTED64:
+		sl_each(SL_PASS_WEIGHTED64, f, c->bytes, slot->values, c->weight, sums);
 		break;
-	case PASS_MAX32:
-		each(PASS_MAX32, f, c->bytes, slot->values, 1, sums);
+	case SL_PASS_MAX32:
+		sl_each(SL_PASS_MAX32, f, c->bytes, slot->values, 1, sums);
 		break;
-	case PASS_MAX64:
-		each(PASS_MAX64, f, c->bytes, slot->values, 1, sums);
+	case SL_PASS_MAX64:
+		sl_each(SL_PASS_MAX64, f, c->bytes, slot->values, 1, sums);
 		break;
-	case PASS_MIN32:
-		each(PASS_MIN32, f, c->bytes, slot->values, 1, sums);
+	case SL_PASS_MIN32:
+		sl_each(SL_PASS_MIN32, f, c->bytes, slot->values, 1, sums);
 		break;
-	case PASS_MIN64:
-		each(PASS_MIN64, f, c->bytes, slot->values, 1, sums);
+	case SL_PASS_MIN64:
+		sl_each(SL_PASS_MIN64, f, c->bytes, slot->values, 1, sums);
 		break;
 	default:
 		break;
@@ -498,7 +360,7 @@ answer:
 	h->next_exponent = bpf_htons(entry->next_exponent);
 	sums->a = sums->b = 0;
 	sl_coll_sum_header(h, sums);
-	each(PASS_ANSWER, f, c->bytes, slot->values, 1, sums);
+	sl_each(SL_PASS_ANSWER, f, c->bytes, slot->values, 1, sums);
 	return decision;
 }
 
@@ -574,7 +436,7 @@ static __always_inline int contribution(struct xdp_md *ctx, __u32 ip_at, bool v6
 	length = bpf_ntohs(udp->len);
 	c.bytes = length - sizeof(*udp) - sizeof(*h);
 	size = wire_size(h->op, h->dtype, bpf_ntohl(h->frag_offset));
-	if (length < sizeof(*udp) + sizeof(*h) || c.bytes > VALUE_BYTES || c.bytes > 4 * (__u32)job->words || !size ||
+	if (length < sizeof(*udp) + sizeof(*h) || c.bytes > SL_COLL_VALUE_BYTES || c.bytes > 4 * (__u32)job->words || !size ||
 	    c.bytes & (size - 1) || (void *)(h + 1) + c.bytes > f.end) {
 		count->of[SL_COLL_MALFORMED]++;
 		return XDP_DROP;

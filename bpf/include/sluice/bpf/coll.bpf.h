@@ -131,6 +131,48 @@ static __always_inline bool sl_frame_at(struct xdp_md *ctx, __u32 ip_at, bool v6
 	return (void *)(frame->eth + 1) <= end && frame->ip + l3 <= end && (void *)(frame->h + 1) <= end;
 }
 
+/* Lengths in the headers, for a frame that was cut or grown to that. */
+static __always_inline void sl_frame_length(const struct sl_frame *f, bool v6, __u32 udp_length)
+{
+	f->udp->len = bpf_htons(udp_length);
+	if (v6)
+		((struct ipv6hdr *)f->ip)->payload_len = f->udp->len;
+	else
+		((struct iphdr *)f->ip)->tot_len = bpf_htons(sizeof(struct iphdr) + udp_length);
+}
+
+/* Hop limit and checksums of a frame that is otherwise ready to go. `words`: ones' complement sum of what UDP carries. */
+static __always_inline void sl_frame_finish(const struct sl_frame *f, bool v6, __u64 words)
+{
+	struct udphdr *udp = f->udp;
+	__u32 sum = 0, i;
+
+	udp->check = 0;
+	if (v6) {
+		struct ipv6hdr *ip = f->ip;
+		const __u16 *half = (const void *)&ip->saddr;
+
+		ip->hop_limit = 64;
+#pragma unroll
+		for (i = 0; i < 2 * sizeof(ip->saddr) / 2; i++)
+			words += half[i];
+		words += bpf_htons(IPPROTO_UDP) + 2 * (__u32)udp->len + udp->source + udp->dest;
+		udp->check = ~sl_fold(words);
+		if (!udp->check)
+			udp->check = 0xffff;
+	} else {
+		struct iphdr *ip = f->ip;
+		const __u16 *half = (const void *)ip;
+
+		ip->ttl = 64;
+		ip->check = 0;
+#pragma unroll
+		for (i = 0; i < sizeof(*ip) / 2; i++)
+			sum += half[i];
+		ip->check = ~sl_fold(sum);	/* the UDP checksum may be left out over IPv4 */
+	}
+}
+
 /* An IPv4 address as struct sl_coll_member has it: the second half of ::ffff:a.b.c.d. */
 static __always_inline __u64 sl_mapped(__be32 addr)
 {
