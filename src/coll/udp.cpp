@@ -81,12 +81,12 @@ Status UdpPort::send(std::span<const Datagram> datagrams) {
   return {};
 }
 
-Status UdpPort::receive(int timeout_ms, std::vector<Arrival>& arrivals) {
+Status UdpPort::receive(int timeout_ms, std::vector<Arrival>& arrivals, int wake_fd) {
   arrivals.clear();
-  pollfd waiting{.fd = fd_.get(), .events = POLLIN, .revents = 0};
-  const int ready = ::poll(&waiting, 1, timeout_ms);
+  pollfd waiting[] = {{.fd = fd_.get(), .events = POLLIN, .revents = 0}, {.fd = wake_fd, .events = POLLIN, .revents = 0}};
+  const int ready = ::poll(waiting, std::size(waiting), timeout_ms);
   if (ready < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for UDP packets");
-  if (ready <= 0) return {};
+  if (ready <= 0 || waiting[0].revents == 0) return {};
   // One byte more than the largest packet: what is longer is not ours, and must not look like it.
   thread_local std::vector<std::array<std::uint8_t, kPacketMax + 1>> buffers(kBatch);
   std::array<mmsghdr, kBatch> messages;

@@ -26,8 +26,8 @@ class UdpPort {
   const Address& local() const { return local_; }
   // What the socket's buffer has no room for, or the network refuses for now, is lost like on the wire, and counted.
   Status send(std::span<const Datagram> datagrams);
-  // Waits up to timeout_ms for the first; replaces `arrivals`.
-  Status receive(int timeout_ms, std::vector<Arrival>& arrivals);
+  // Waits up to timeout_ms for the first, or for wake_fd to become readable; replaces `arrivals`.
+  Status receive(int timeout_ms, std::vector<Arrival>& arrivals, int wake_fd = -1);
   std::uint64_t dropped() const { return dropped_; }
 
  private:
@@ -45,10 +45,16 @@ Status drive(UdpPort& port, Party& party, const Clock& clock, const std::functio
     std::uint64_t now = clock.monotonic_ns();
     const std::uint64_t due = party.next_tick_ns();
     const std::uint64_t wait_ms = due <= now ? 0 : std::min<std::uint64_t>(20, (due - now + 999'999) / 1'000'000);
-    SLUICE_CHECK(port.receive(static_cast<int>(wait_ms), arrivals));
+    bool wakes = false;
+    int wake_fd = -1;
+    if constexpr (requires { party.wake_fd(); }) {
+      wakes = true;
+      wake_fd = party.wake_fd();
+    }
+    SLUICE_CHECK(port.receive(static_cast<int>(wait_ms), arrivals, wake_fd));
     now = clock.monotonic_ns();
     for (const Arrival& arrival : arrivals) party.receive(arrival.from, arrival.bytes, now, out);
-    if (party.next_tick_ns() <= now) party.tick(now, out);
+    if (wakes || party.next_tick_ns() <= now) party.tick(now, out);
     SLUICE_CHECK(port.send(out));
     out.clear();
   }

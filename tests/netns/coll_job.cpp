@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "coll/kernel/aggregator.h"
+#include "coll/kernel/member.h"
 #include "coll/model/aggregator.h"
 #include "coll/udp.h"
 #include "harness/assert.h"
@@ -21,6 +22,7 @@ using coll::Address;
 using coll::Aggregator;
 using coll::AggregatorConfig;
 using coll::KernelAggregator;
+using coll::KernelMember;
 using coll::Member;
 using coll::Outbox;
 using coll::UdpPort;
@@ -61,8 +63,10 @@ Topology wires(const CollJobSpec& spec, unsigned hosts) {
   for (LinkSpec& link : described.links) link.mtu = spec.words > SL_COLL_WORDS_DEFAULT ? 3500 : 1500;
   Topology topology = must(Topology::create(described));
   // What XDP sends into a veth is received by NAPI only.
-  const Output output = must(topology.host("switch").run({"ethtool", "-K", fmt::format("eth{}", hosts), "gro", "on"}));
-  EXPECT_EQ(output.status, 0) << output.text;
+  for (unsigned i = 0; i <= hosts; i++) {
+    const Output output = must(topology.host("switch").run({"ethtool", "-K", fmt::format("eth{}", i), "gro", "on"}));
+    EXPECT_EQ(output.status, 0) << output.text;
+  }
   return topology;
 }
 
@@ -73,7 +77,8 @@ struct Slot {
 };
 
 // One member: joins, makes the calls, leaves.
-void work_through(Member& member, UdpPort& port, unsigned key, const std::vector<CollWork>& calls, Slot& slot) {
+template <class AnyMember>
+void work_through(AnyMember& member, UdpPort& port, unsigned key, const std::vector<CollWork>& calls, Slot& slot) {
   const RealClock clock;
   Outbox out;
   const auto until_not = [&](Member::State state) -> Status {
@@ -194,11 +199,34 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
     }
   };
   std::unique_ptr<KernelAggregator> in_kernel;
-  if (spec.aggregator == CollAggregator::kKernel)
+  if (spec.aggregator == CollSide::kKernel)
     in_kernel = in_host<std::unique_ptr<KernelAggregator>>(center, [&] {
       kernel.interfaces.assign(spec.members, ::if_nametoindex("eth0"));
       return KernelAggregator::start(kernel);
     });
+  const auto config_of = [&](unsigned key) {
+    return coll::MemberConfig{.token = kToken,
+                              .weight_sum = config.job.weight_sum,
+                              .instance = key + 1,
+                              .job = 1,
+                              .members = spec.members,
+                              .window = spec.window,
+                              .words = spec.words,
+                              .key = static_cast<std::uint8_t>(key),
+                              .aggregator = center_port.local(),
+                              .join_timeout_ns = kPatience_ns};
+  };
+  std::vector<std::unique_ptr<KernelMember>> kernel_members(spec.members);
+  for (unsigned key = 0; key < spec.members; key++) {
+    if (spec.members_are != CollSide::kKernel || std::ranges::count(spec.fallback, key)) continue;
+    kernel_members[key] = in_host<std::unique_ptr<KernelMember>>(topology.host(fmt::format("h{}", key)), [&] {
+      return KernelMember::start({.member = config_of(key),
+                                  .port = ports[key].local().port,
+                                  .interface = ::if_nametoindex("eth0"),
+                                  .carried_bytes = spec.carried_bytes,
+                                  .object = std::string(SLUICE_BUILD_DIR) + "/bundles/member/1.0.0/member.bpf.o"});
+    });
+  }
   std::vector<std::thread> threads;
   threads.emplace_back([&] {
     if (in_kernel) return serve(*in_kernel);
@@ -207,21 +235,20 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   });
   for (unsigned key = 0; key < spec.members; key++)
     threads.emplace_back([&, key] {
-      Member member({.token = kToken,
-                     .weight_sum = config.job.weight_sum,
-                     .instance = key + 1,
-                     .job = 1,
-                     .members = spec.members,
-                     .window = spec.window,
-                     .words = spec.words,
-                     .key = static_cast<std::uint8_t>(key),
-                     .aggregator = center_port.local(),
-                     .join_timeout_ns = kPatience_ns});
-      work_through(member, ports[key], key, calls, slots[key]);
+      if (kernel_members[key]) {
+        work_through(*kernel_members[key], ports[key], key, calls, slots[key]);
+      } else {
+        Member member(config_of(key));
+        work_through(member, ports[key], key, calls, slots[key]);
+      }
       left--;
     });
   for (std::thread& thread : threads) thread.join();
 
+  for (const auto& member : kernel_members)
+    for (int i = 0; member && i < SL_COLL_MEMBER_COUNTER_COUNT; i++)
+      report.member_counters[static_cast<sl_coll_member_counter>(i)] +=
+          must(member->counter(static_cast<sl_coll_member_counter>(i)));
   for (const Slot& slot : slots) {
     report.errors.push_back(slot.status ? "" : slot.status.error().message());
     report.retransmitted += slot.retransmitted;

@@ -15,11 +15,14 @@
 
 namespace sluice::test {
 
-enum class CollAggregator { kModel, kKernel };
+enum class CollSide { kModel, kKernel };
 
 struct CollJobSpec {
-  CollAggregator aggregator = CollAggregator::kModel;
-  ImpairmentSpec wire;  // of each port of the switch, both ways; its seed is that of the job
+  CollSide aggregator = CollSide::kModel;
+  CollSide members_are = CollSide::kModel;  // in the kernel: one to a host
+  std::vector<unsigned> fallback = {};      // KEYs that are of the model all the same
+  std::size_t carried_bytes = 0;            // of KernelMemberConfig
+  ImpairmentSpec wire;                      // of each port of the switch, both ways; its seed is that of the job
   bool v6 = false;
   std::uint16_t members = 4;
   std::uint16_t members_per_host = 1;
@@ -45,6 +48,7 @@ struct CollReport {
   std::vector<std::string> errors;  // by KEY, then the aggregator's: empty, or why it stopped
   std::uint64_t retransmitted = 0;
   std::map<sl_coll_counter, std::uint64_t> counters;
+  std::map<sl_coll_member_counter, std::uint64_t> member_counters;  // of all members in the kernel
 };
 
 // Makes the calls in order, and judges the results of those that ended well.

@@ -15,9 +15,18 @@ using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 
-class CollJob : public testing::TestWithParam<CollAggregator> {
+struct Sides {
+  const char* name;
+  CollSide aggregator, members;
+};
+void PrintTo(const Sides& sides, std::ostream* out) { *out << sides.name; }
+
+class CollJob : public testing::TestWithParam<Sides> {
  protected:
-  CollJob() { spec_.aggregator = GetParam(); }
+  CollJob() {
+    spec_.aggregator = GetParam().aggregator;
+    spec_.members_are = GetParam().members;
+  }
   CollWork work(sl_coll_op op, sl_coll_dtype dtype, std::size_t elements) {
     return coll_work(random_, spec_, op, dtype, elements);
   }
@@ -39,8 +48,11 @@ class CollJob : public testing::TestWithParam<CollAggregator> {
   SeededRandom random_{1};
   CollJobSpec spec_;
 };
-INSTANTIATE_TEST_SUITE_P(Aggregators, CollJob, testing::Values(CollAggregator::kModel, CollAggregator::kKernel),
-                         [](const auto& test) { return test.param == CollAggregator::kModel ? "model" : "kernel"; });
+INSTANTIATE_TEST_SUITE_P(Sides, CollJob,
+                         testing::Values(Sides{"model", CollSide::kModel, CollSide::kModel},
+                                         Sides{"kernel_aggregator", CollSide::kKernel, CollSide::kModel},
+                                         Sides{"kernel", CollSide::kKernel, CollSide::kKernel}),
+                         [](const auto& test) { return test.param.name; });
 
 TEST_P(CollJob, every_operator_and_type_on_a_clean_wire) {
   const CollReport report = run_coll_job(spec_, some_of_everything());
@@ -50,6 +62,10 @@ TEST_P(CollJob, every_operator_and_type_on_a_clean_wire) {
   EXPECT_EQ(report.counters.at(SL_COLL_ADDED), 3 * chunks);
   EXPECT_EQ(report.counters.at(SL_COLL_COMPLETED), chunks);
   EXPECT_EQ(report.counters.at(SL_COLL_CORRUPT), 0u);
+  if (GetParam().members == CollSide::kKernel) {  // all but exponents, and the first window of each call
+    EXPECT_GT(report.member_counters.at(SL_COLL_MEMBER_SENT), 4 * 600u);
+    EXPECT_EQ(report.member_counters.at(SL_COLL_MEMBER_NO_ROOM), 0u);
+  }
 }
 
 TEST_P(CollJob, on_wires_that_drop_double_reorder_and_corrupt) {
@@ -75,10 +91,22 @@ TEST_P(CollJob, weights_are_the_aggregators) {
 }
 
 TEST_P(CollJob, sixty_four_members_on_eight_hosts) {
+  spec_.members_are = CollSide::kModel;
   spec_.members = 64;
   spec_.members_per_host = 8;
   spec_.window = 2;
   expect_no_errors(run_coll_job(spec_, {work(SL_COLL_SUM, SL_COLL_F32, 5000), work(SL_COLL_MAX, SL_COLL_I32, 5000)}));
+}
+
+TEST_P(CollJob, calls_are_carried_in_pieces_and_beside_members_in_fallback) {
+  spec_.carried_bytes = 1;  // a window at a time
+  spec_.fallback = {1};
+  spec_.window = 8;
+  spec_.wire = {.seed = 4, .drop = 0.002};
+  const std::vector<CollWork> calls = {work(SL_COLL_SUM, SL_COLL_F32, 352 * 100 + 5), work(SL_COLL_SUM, SL_COLL_I32, 352 * 80),
+                                       work(SL_COLL_AVERAGE, SL_COLL_I64, 176 * 17 + 1),
+                                       work(SL_COLL_MIN, SL_COLL_F16, 352 * 16)};
+  expect_no_errors(run_coll_job(spec_, calls));
 }
 
 TEST_P(CollJob, another_length_is_an_error_of_all_that_names_both) {

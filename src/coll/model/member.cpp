@@ -9,8 +9,7 @@
 namespace sluice::coll {
 namespace {
 
-constexpr unsigned kStatusFromTry = 4;  // the third retransmission
-constexpr unsigned kOvertakenBy = 3;    // results of later-sent chunks
+constexpr unsigned kOvertakenBy = 3;  // results of later-sent chunks
 
 std::int64_t integer_at(std::uint8_t dtype, ByteSpan bytes, std::size_t index) {
   if (dtype == SL_COLL_I64) {
@@ -153,7 +152,7 @@ Status Member::begin(const Call& call, std::uint64_t now_ns, Outbox& out) {
   flagged_.clear();
   specials_.clear();
   overflow_ = false;
-  status_.reset();
+  last_status_.reset();
   state_ = State::kCalling;
   began_ns_ = now_ns;
   deadline_ns_ = now_ns + call.timeout_ns;
@@ -173,29 +172,37 @@ Status Member::begin(const Call& call, std::uint64_t now_ns, Outbox& out) {
 void Member::enter(Phase phase) {
   phase_ = phase;
   next_item_ = done_items_ = 0;
+  carrying_ = false;
   items_ = phase == Phase::kExponents ? 1 : phase == Phase::kChunks ? chunks_.size() : flagged_.size();
 }
 
 // A slot is free when the result of the position before has come: the window rule.
 void Member::pump(std::uint64_t now_ns, Outbox& out) {
+  if (phase_ == Phase::kChunks && next_item_ == 0 && !carrying_) carrying_ = carry(now_ns, out);
+  if (carrying_) return;
   while (next_item_ < items_ && !flights_[next_position_ % config_.window]) contribute(next_item_++, now_ns, out);
+}
+
+Header Member::call_header(std::uint64_t position) const {
+  Header made = header();
+  made.magic = SL_COLL_MAGIC_AGGREGATE;
+  made.place(incarnation_, position);
+  made.op = static_cast<std::uint8_t>(call_.op);
+  made.dtype = static_cast<std::uint8_t>(call_.dtype);
+  if (call_.fixed_scale != 0) {
+    const auto bits = std::bit_cast<std::uint32_t>(call_.fixed_scale);
+    made.dtype |= SL_COLL_FIXED_SCALE;
+    made.exponent = static_cast<std::int16_t>(bits >> 16);
+    made.next_exponent = static_cast<std::int16_t>(bits);
+  }
+  return made;
 }
 
 void Member::contribute(std::size_t item, std::uint64_t now_ns, Outbox& out) {
   Flight flight;
   flight.position = next_position_++;
   flight.phase = phase_;
-  flight.header = header();
-  flight.header.magic = SL_COLL_MAGIC_AGGREGATE;
-  flight.header.place(incarnation_, flight.position);
-  flight.header.op = static_cast<std::uint8_t>(call_.op);
-  flight.header.dtype = static_cast<std::uint8_t>(call_.dtype);
-  if (call_.fixed_scale != 0) {
-    const auto bits = std::bit_cast<std::uint32_t>(call_.fixed_scale);
-    flight.header.dtype |= SL_COLL_FIXED_SCALE;
-    flight.header.exponent = static_cast<std::int16_t>(bits >> 16);
-    flight.header.next_exponent = static_cast<std::int16_t>(bits);
-  }
+  flight.header = call_header(flight.position);
   switch (phase_) {
     case Phase::kExponents: {
       const std::size_t count = std::min<std::size_t>(chunks_.size(), config_.window);
@@ -206,7 +213,7 @@ void Member::contribute(std::size_t item, std::uint64_t now_ns, Outbox& out) {
     }
     case Phase::kChunks:
       flight.chunk = item;
-      fill_chunk(item, flight);
+      fill_chunk(item, flight.header, flight.payload, Exponent::kAgreed);
       break;
     case Phase::kSpecials: {
       flight.chunk = flagged_[item];
@@ -223,15 +230,14 @@ void Member::contribute(std::size_t item, std::uint64_t now_ns, Outbox& out) {
   send(*slot, now_ns, out);
 }
 
-void Member::fill_chunk(std::size_t chunk, Flight& flight) {
-  Header& header = flight.header;
+void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload, Exponent scale) {
   header.frag_offset = static_cast<std::uint32_t>(first_of(chunk));
   if (chunk + 1 == chunks_.size()) header.flags |= SL_COLL_LAST_FRAGMENT;
   if (!wants(chunk)) header.flags |= SL_COLL_NO_VALUES;
   if (call_.op == SL_COLL_BARRIER) return;
   const std::size_t count = count_of(chunk), wire = wire_size(header);
   const ByteSpan bytes = call_.input.subspan(first_of(chunk) * element_, count * element_);
-  flight.payload.resize(count * wire);
+  payload.resize(count * wire);
   if (!is_float(header.dtype)) {
     const auto limit = INT64_MAX / static_cast<std::int64_t>(config_.weight_sum);
     for (std::size_t i = 0; i < count; i++) {
@@ -241,7 +247,7 @@ void Member::fill_chunk(std::size_t chunk, Flight& flight) {
         header.flags |= SL_COLL_OVERFLOW;
         value = 0;
       }
-      put_word(flight.payload, wire, i, value);
+      put_word(payload, wire, i, value);
     }
     return;
   }
@@ -258,7 +264,10 @@ void Member::fill_chunk(std::size_t chunk, Flight& flight) {
       header.exponent = static_cast<std::int16_t>(chunks_[chunk].agreed_exponent);
       header.next_exponent =
           static_cast<std::int16_t>(ahead < chunks_.size() ? chunks_[ahead].own_exponent : SL_COLL_EXPONENT_NONE);
-      quantise(values, chunks_[chunk].own_exponent, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), words);
+      if (scale == Exponent::kOwn)
+        quantise(values, chunks_[chunk].own_exponent, chunks_[chunk].own_exponent, 0, words);
+      else
+        quantise(values, chunks_[chunk].own_exponent, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), words);
       header.flags |= special_flags(values);
     } else {
       header.flags |= quantise_fixed(values, call_.fixed_scale, config_.weight_sum, words);
@@ -268,7 +277,7 @@ void Member::fill_chunk(std::size_t chunk, Flight& flight) {
       for (float value : values) counts.push_back(special_count(value));
     }
   }
-  if (count) std::memcpy(flight.payload.data(), words.data(), flight.payload.size());
+  if (count) std::memcpy(payload.data(), words.data(), payload.size());
 }
 
 void Member::send(Flight& flight, std::uint64_t now_ns, Outbox& out) {
@@ -327,7 +336,7 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
   if (slot->tries == 1) rtt_.sample(now_ns - slot->sent_ns);
   const Flight flight = std::move(*slot);
   slot.reset();
-  if (status_ && status_->first == flight.position) status_.reset();
+  if (last_status_ && last_status_->first == flight.position) last_status_.reset();
 
   for (auto& other : flights_)
     if (other && other->order < flight.order && !other->hurried && ++other->overtaken == kOvertakenBy) {
@@ -462,12 +471,11 @@ void Member::take_control(const Header& header, ByteSpan payload, std::uint64_t 
       heartbeat_due_ns_ = now_ns + config_.heartbeat_ns;
       return;
     }
-    const auto& slot = flights_[header.position() % config_.window];
-    if (!slot || slot->position != header.position()) {
+    if (!outstanding(header.position())) {
       stats_.unexpected++;
       return;
     }
-    if (!status_ || header.position() <= status_->first) status_ = {header.position(), status->bitmap};
+    if (!last_status_ || header.position() <= last_status_->first) last_status_ = {header.position(), status->bitmap};
     return;
   }
   if (state_ == State::kLeaving) return end_leaving();  // LEAVE, or what became of the job: the aggregator knows
@@ -536,6 +544,11 @@ void Member::take_accept(const Header& header, const sl_coll_accept& accept, std
   }
 }
 
+bool Member::outstanding(std::uint64_t position) const {
+  const auto& slot = flights_[position % config_.window];
+  return slot && slot->position == position;
+}
+
 // Time.
 
 std::uint64_t Member::next_tick_ns() const {
@@ -564,9 +577,9 @@ void Member::pass_deadline(Outbox& out) {
   sl_coll_failure failure{};
   failure.reason = SL_COLL_REASON_DEADLINE;
   std::string text;
-  if (status_) {
+  if (last_status_) {
     const std::uint64_t all = config_.members >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << config_.members) - 1;
-    failure.missing = all & ~status_->second;
+    failure.missing = all & ~last_status_->second;
     text = fmt::format("KEY {} did not contribute in time", key_list(failure.missing));
   } else if (heard_ns_ <= began_ns_) {
     text = "the aggregator did not answer";

@@ -89,6 +89,39 @@ class Member {
   virtual bool awaits(std::uint64_t awaited, std::uint64_t position) const { return awaited == position; }
   virtual bool trusts(ByteSpan packet) const { return intact(packet); }
 
+  // The chunks of a call may be carried by somebody else than packets through this class, who gives them positions from
+  // next_position_ on and says carried() when all results are there.
+  virtual bool carry(std::uint64_t /*now_ns*/, Outbox& /*out*/) { return false; }
+  void carried(std::uint64_t now_ns, Outbox& out) { end_phase(now_ns, out); }
+  virtual bool outstanding(std::uint64_t position) const;
+
+  struct Chunk {
+    int own_exponent = SL_COLL_EXPONENT_NONE;
+    int agreed_exponent = SL_COLL_EXPONENT_NONE;
+    std::uint8_t result_flags = 0;
+  };
+  enum class Exponent { kAgreed, kOwn };  // what the numbers of block floating point are scaled by
+  // Of the call's vector.
+  std::size_t elements() const { return element_ ? call_.input.size() / element_ : 0; }
+  std::size_t first_of(std::size_t chunk) const { return chunk * chunk_elements_; }
+  std::size_t count_of(std::size_t chunk) const { return std::min(chunk_elements_, elements() - first_of(chunk)); }
+  bool wants(std::size_t chunk) const;
+  bool scaled() const;  // block floating point
+  Header call_header(std::uint64_t position) const;
+  void fill_chunk(std::size_t chunk, Header& header, Bytes& payload, Exponent scale);
+  void store_chunk(std::size_t chunk, ByteSpan payload);
+
+  static constexpr unsigned kStatusFromTry = 4;  // the third retransmission asks who is missing
+
+  MemberConfig config_;
+  RttEstimator rtt_;
+  MemberStats stats_;
+  std::uint64_t next_position_ = 0;
+  Call call_;
+  std::size_t chunk_elements_ = 0;
+  std::vector<Chunk> chunks_;
+  bool overflow_ = false;
+
  private:
   enum class Phase { kExponents, kChunks, kSpecials };
   struct Flight {  // a contribution whose result is missing
@@ -101,27 +134,13 @@ class Member {
     unsigned tries = 0, overtaken = 0;
     bool hurried = false;
   };
-  struct Chunk {
-    int own_exponent = SL_COLL_EXPONENT_NONE;
-    int agreed_exponent = SL_COLL_EXPONENT_NONE;
-    std::uint8_t result_flags = 0;
-  };
-
-  // Of the call's vector.
-  std::size_t elements() const { return element_ ? call_.input.size() / element_ : 0; }
-  std::size_t first_of(std::size_t chunk) const { return chunk * chunk_elements_; }
-  std::size_t count_of(std::size_t chunk) const { return std::min(chunk_elements_, elements() - first_of(chunk)); }
-  bool wants(std::size_t chunk) const;
-  bool scaled() const;  // block floating point
 
   void enter(Phase phase);
   void pump(std::uint64_t now_ns, Outbox& out);
   void contribute(std::size_t item, std::uint64_t now_ns, Outbox& out);
-  void fill_chunk(std::size_t chunk, Flight& flight);
   void send(Flight& flight, std::uint64_t now_ns, Outbox& out);
   void take_result(const Header& header, ByteSpan payload, std::uint64_t now_ns, Outbox& out);
   bool exponents_possible(const Flight& flight, const Header& header, ByteSpan payload) const;
-  void store_chunk(std::size_t chunk, ByteSpan payload);
   void store_special(std::size_t chunk, ByteSpan payload);
   void end_phase(std::uint64_t now_ns, Outbox& out);
   void take_control(const Header& header, ByteSpan payload, std::uint64_t now_ns);
@@ -135,32 +154,26 @@ class Member {
   void pass_deadline(Outbox& out);
   Header header() const;
 
-  MemberConfig config_;
   State state_ = State::kNew;
-  RttEstimator rtt_;
-  MemberStats stats_;
   Error failure_;
   std::optional<Status> outcome_;
   std::uint16_t incarnation_ = 0;
   std::uint64_t joined_ = 0, fallback_ = 0;
   std::uint64_t calls_completed_ = 0;
-  std::uint64_t next_position_ = 0;
   std::uint64_t sends_ = 0;
   std::uint64_t heartbeat_due_ns_ = kNever, repeat_due_ns_ = kNever, deadline_ns_ = kNever;
   unsigned repeat_tries_ = 0, heartbeat_tries_ = 0;
 
-  Call call_;
   std::size_t element_ = 0;  // bytes of one in the caller's memory
-  std::size_t chunk_elements_ = 0;
-  std::vector<Chunk> chunks_;
   Phase phase_ = Phase::kChunks;
+  bool carrying_ = false;  // the chunks of this call
   std::size_t next_item_ = 0, done_items_ = 0, items_ = 0;
   std::vector<std::size_t> flagged_;                           // chunks with a special result, in order
   std::map<std::size_t, std::vector<std::int32_t>> specials_;  // own counts: the input may be overwritten by then
   std::vector<std::optional<Flight>> flights_;                 // by slot
-  bool overflow_ = false;
-  std::uint64_t heard_ns_ = 0, began_ns_ = 0;                      // from the aggregator; the call
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> status_;  // position, bitmap: the last STATUS of the oldest flight
+  std::uint64_t heard_ns_ = 0, began_ns_ = 0;                  // from the aggregator; the call
+  std::optional<std::pair<std::uint64_t, std::uint64_t>>
+      last_status_;  // position, bitmap: the last STATUS of the oldest flight
 };
 
 }  // namespace sluice::coll

@@ -281,6 +281,68 @@ struct sl_coll_copies {
 };
 SL_ASSERT_SIZE(struct sl_coll_copies, 80);
 
+/*
+ * A member's kernel side (bundle `member`) carries the chunks of a call that user space has laid out: it takes results, and answers each
+ * with the chunk W further on.
+ */
+
+/* The only value of map sl_coll_call. Writer: user space, while chunks is 0; `done`: the program. */
+struct sl_coll_call {
+	__u64 token;
+	__u64 position;		/* of chunk 0 */
+	__u64 done;		/* chunks whose results were taken */
+	__u8 aggregator[16];	/* IPv4 as ::ffff:a.b.c.d */
+	__be16 aggregator_port;
+	__be16 port;		/* UDP, the member's own */
+	__u16 job;
+	__u16 members;
+	__u16 incarnation;
+	__u16 window;		/* slots W */
+	__u32 chunks;		/* 0 = no call: whatever comes is user space's */
+	__u32 first_element;	/* of chunk 0 */
+	__u32 chunk_elements;
+	__u32 chunk_bytes;	/* of payload */
+	__u32 last_bytes;	/* of the last chunk */
+	__u8 key;
+	__u8 op;
+	__u8 dtype;
+	__u8 scaled;		/* block floating point: the values laid out are mantissas */
+	__u8 headroom;		/* h */
+	__u8 pad[3];
+	__s16 exponent;		/* not scaled: both as the header says them */
+	__s16 next_exponent;
+	__u32 rtt_ns;		/* writer: the program; of a chunk that it sent itself, the last one */
+	__u32 pad2;
+};
+SL_ASSERT_SIZE(struct sl_coll_call, 96);
+
+/* A slot of a member; index = position mod W. Writers: user space at the start of a call and when it sends again, else the program. */
+struct sl_coll_flight {
+	__u64 position;		/* + 1, of the chunk whose result is missing; 0 = none; SL_COLL_FLIGHT_TAKEN = being taken */
+	__u64 sent_ns;		/* CLOCK_MONOTONIC when the program sent it; 0 = user space did, or has to */
+};
+SL_ASSERT_SIZE(struct sl_coll_flight, 16);
+#define SL_COLL_FLIGHT_TAKEN (~0ULL)
+
+/* A chunk of a call, beside its numbers in maps sl_coll_input and sl_coll_output. */
+struct sl_coll_chunk {
+	__s16 own_exponent;	/* scaled: of the mantissas */
+	__s16 exponent;		/* scaled: agreed; the program writes it W chunks ahead */
+	__u8 flags;		/* of the contribution */
+	__u8 result_flags;	/* writer: the program */
+	__u16 pad;
+};
+SL_ASSERT_SIZE(struct sl_coll_chunk, 8);
+
+enum sl_coll_member_counter {
+	SL_COLL_MEMBER_TAKEN = 0,	/* results */
+	SL_COLL_MEMBER_UNEXPECTED,	/* of the call, but not outstanding: copies. Dropped, as all below */
+	SL_COLL_MEMBER_CORRUPT,		/* integrity, or not what was asked for */
+	SL_COLL_MEMBER_SENT,		/* chunks that answered a result */
+	SL_COLL_MEMBER_NO_ROOM,		/* frame could not grow to the next chunk: user space sends it */
+	SL_COLL_MEMBER_COUNTER_COUNT,
+};
+
 /* Counters of an aggregator: index into the only, per-CPU value of map sl_coll_counters, and of the model. */
 enum sl_coll_counter {
 	SL_COLL_RECEIVED = 0,		/* packets with our magic */

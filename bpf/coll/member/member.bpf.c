@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Bundle `member`: the member of one job and stream, in XDP (docs/protocol.md). One object per member and stream: its maps are its call.
+ *
+ * User space lays out the numbers of a call in sl_coll_input, contributes the first W chunks and waits. From there on the call runs by
+ * itself, at the pace of the slowest member:
+ *
+ *   1. Frames that are not results for a chunk of the call under way pass to the host's stack: control packets, the exponents before and the
+ *      counts of NaN behind the chunks, other jobs, ordinary traffic.
+ *   2. A result is taken by who turns its slot from outstanding to taken, in one compare-and-swap: copies of it come to nothing.
+ *   3. Its numbers are copied to sl_coll_output in the pass that checks `integrity`. If that fails, the slot is outstanding again.
+ *   4. The frame becomes the contribution W chunks further on, goes back where it came from, and the slot is outstanding for that one.
+ *      Block floating point scales it on the way, by the exponent that this result carried for it.
+ *   5. The last result of a call wakes user space through sl_coll_ended.
+ *
+ * Lost packets are user space's business: it sees in sl_coll_flights what is outstanding, and since when.
+ */
+#include <sluice/bpf/coll.bpf.h>
+#include <sluice/bpf/coll_values.bpf.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+#define SHIFT_MAX 40		/* from there on nothing is left of a mantissa */
+#define EXPONENT_MAX 128	/* of the largest f32 */
+
+/* Size of the values of sl_coll_input and sl_coll_output: of a full chunk, rounded up to SL_COLL_BLOCK. Set with theirs, before loading. */
+const volatile __u32 sl_coll_room = SL_COLL_VALUE_BYTES;
+
+struct values {
+	__u8 bytes[SL_COLL_VALUE_BYTES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sl_coll_call);
+} sl_coll_call SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, SL_COLL_WINDOW_MAX);
+	__type(key, __u32);
+	__type(value, struct sl_coll_flight);
+} sl_coll_flights SEC(".maps");
+
+/* The agent sizes these three to the chunks that are carried at once, sl_coll_chunks to W more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sl_coll_chunk);
+} sl_coll_chunks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct values);
+} sl_coll_input SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct values);
+} sl_coll_output SEC(".maps");
+
+/* One record, the position of chunk 0, when all results of a call have been taken. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} sl_coll_ended SEC(".maps");
+
+struct counters {
+	__u64 of[SL_COLL_MEMBER_COUNTER_COUNT];	/* enum sl_coll_member_counter */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counters);
+} sl_coll_member_counters SEC(".maps");
+
+static __always_inline bool is_from_aggregator(const struct sl_frame *f, bool v6, const struct sl_coll_call *call)
+{
+	const __u64 *addr = (const void *)call->aggregator;
+
+	if (f->udp->source != call->aggregator_port)
+		return false;
+	if (v6) {
+		const __u64 *from = (const void *)&((struct ipv6hdr *)f->ip)->saddr;
+
+		return from[0] == addr[0] && from[1] == addr[1];
+	}
+	return !addr[0] && sl_mapped(((struct iphdr *)f->ip)->saddr) == addr[1];
+}
+
+/* The frame goes back to where it came from. */
+static __always_inline void turn_round(const struct sl_frame *f, bool v6)
+{
+	struct udphdr *udp = f->udp;
+	__u8 mac[ETH_ALEN];
+	__be16 port = udp->source;
+
+	__builtin_memcpy(mac, f->eth->h_source, ETH_ALEN);
+	__builtin_memcpy(f->eth->h_source, f->eth->h_dest, ETH_ALEN);
+	__builtin_memcpy(f->eth->h_dest, mac, ETH_ALEN);
+	udp->source = udp->dest;
+	udp->dest = port;
+	if (v6) {
+		struct ipv6hdr *ip = f->ip;
+		struct in6_addr from = ip->saddr;
+
+		ip->saddr = ip->daddr;
+		ip->daddr = from;
+	} else {
+		struct iphdr *ip = f->ip;
+		__be32 from = ip->saddr;
+
+		ip->saddr = ip->daddr;
+		ip->daddr = from;
+	}
+}
+
+static __always_inline __u32 bytes_of_chunk(const struct sl_coll_call *call, __u32 chunk)
+{
+	return chunk + 1 == call->chunks ? call->last_bytes : call->chunk_bytes;
+}
+
+/* The frame becomes the contribution of `chunk`. False: there is no room for it, and the frame is spoilt. */
+static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, const struct sl_coll_call *call, __u32 chunk,
+				   const struct sl_coll_chunk *about, struct sl_frame *f)
+{
+	__u32 udp_length = sizeof(struct udphdr) + sizeof(struct sl_coll_header), bytes = bytes_of_chunk(call, chunk), ahead, shift;
+	__u32 length = ip_at + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
+	__u64 position = call->position + chunk, residue;
+	const __u32 room = sl_coll_room;
+	struct sl_coll_sums sums = {};
+	const struct sl_coll_chunk *later;
+	struct sl_coll_header *h;
+	struct values *input;
+
+	input = bpf_map_lookup_elem(&sl_coll_input, &chunk);
+	if (!input || bytes > room)
+		return false;
+	udp_length += bytes;
+	length += udp_length;
+	if (length != bpf_xdp_get_buff_len(ctx)) {
+		if (bpf_xdp_adjust_tail(ctx, (int)length - (int)bpf_xdp_get_buff_len(ctx)))
+			return false;
+	}
+	if (!sl_frame_at(ctx, ip_at, v6, f))
+		return false;
+	h = f->h;
+	sl_frame_length(f, v6, udp_length);
+	turn_round(f, v6);
+	h->seq = bpf_htonl((__u32)position);
+	h->epoch = bpf_htonl((__u32)call->incarnation << 16 | (__u32)(position >> 32 & 0xffff));
+	h->frag_offset = bpf_htonl(call->first_element + chunk * call->chunk_elements);
+	h->flags = about->flags;
+	h->exponent = bpf_htons(call->exponent);
+	h->next_exponent = bpf_htons(call->next_exponent);
+	if (call->scaled) {
+		ahead = chunk + call->window;
+		later = bpf_map_lookup_elem(&sl_coll_chunks, &ahead);
+		h->exponent = bpf_htons(about->exponent);
+		h->next_exponent = bpf_htons(later ? later->own_exponent : SL_COLL_EXPONENT_NONE);
+		sl_coll_sum_header(h, &sums);
+		shift = (__u32)(about->exponent - about->own_exponent) + call->headroom;
+		sl_each(SL_PASS_SCALED, f, bytes, input->bytes, room, shift < SHIFT_MAX ? shift : SHIFT_MAX, &sums);
+	} else {
+		sl_coll_sum_header(h, &sums);
+		sl_each(SL_PASS_ANSWER, f, bytes, input->bytes, room, 0, &sums);
+	}
+	residue = sl_coll_residue(&sums);
+	h->integrity = bpf_htonl((__u32)residue);
+	sl_frame_finish(f, v6, sums.a + h->integrity);
+	return true;
+}
+
+/* A result for a chunk of the call. Returns the XDP verdict. */
+static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
+{
+	const __u32 room = sl_coll_room;
+	struct sl_coll_chunk *about, *later;
+	struct sl_coll_sums sums = {};
+	struct sl_coll_flight *flight;
+	struct sl_coll_header *h;
+	struct counters *count;
+	struct sl_coll_call *call;
+	struct values *output;
+	struct sl_frame f;
+	__u32 zero = 0, slot, chunk, next, bytes, length, chunks;
+	__u64 position, sent_ns, now;
+	__s16 next_exponent;
+	bool good;
+
+	call = bpf_map_lookup_elem(&sl_coll_call, &zero);
+	count = bpf_map_lookup_elem(&sl_coll_member_counters, &zero);
+	if (!call || !count || !sl_frame_at(ctx, ip_at, v6, &f))
+		return XDP_PASS;
+	h = f.h;
+	chunks = READ_ONCE(call->chunks);
+	position = (__u64)(bpf_ntohl(h->epoch) & 0xffff) << 32 | bpf_ntohl(h->seq);
+	if (position - call->position >= chunks)
+		return XDP_PASS;
+	chunk = position - call->position;
+	slot = position & (call->window - 1);
+	flight = bpf_map_lookup_elem(&sl_coll_flights, &slot);
+	about = bpf_map_lookup_elem(&sl_coll_chunks, &chunk);
+	output = bpf_map_lookup_elem(&sl_coll_output, &chunk);
+	if (!flight || !about || !output)
+		return XDP_DROP;
+	sent_ns = READ_ONCE(flight->sent_ns);
+	if (__sync_val_compare_and_swap(&flight->position, position + 1, SL_COLL_FLIGHT_TAKEN) != position + 1) {
+		count->of[SL_COLL_MEMBER_UNEXPECTED]++;
+		return XDP_DROP;
+	}
+
+	bytes = about->flags & SL_COLL_NO_VALUES ? 0 : bytes_of_chunk(call, chunk);
+	length = bpf_ntohs(f.udp->len);
+	next = chunk + call->window;
+	later = bpf_map_lookup_elem(&sl_coll_chunks, &next);
+	next_exponent = bpf_ntohs(h->next_exponent);
+	good = h->op == call->op && h->dtype == call->dtype &&
+	       bpf_ntohl(h->frag_offset) == call->first_element + chunk * call->chunk_elements &&
+	       (__s16)bpf_ntohs(h->exponent) == (call->scaled ? about->exponent : call->exponent) &&
+	       length == sizeof(struct udphdr) + sizeof(*h) + bytes && bytes <= room &&
+	       (void *)(h + 1) + bytes <= f.end;
+	if (good && call->scaled)	/* the maximum of all: not below what we said */
+		good = later && next_exponent >= later->own_exponent && next_exponent <= EXPONENT_MAX;
+	if (good) {
+		sl_coll_sum_header(h, &sums);
+		sl_each(SL_PASS_STORE, &f, bytes, output->bytes, room, 0, &sums);
+		good = (__u32)sl_coll_residue(&sums) == bpf_ntohl(h->integrity);
+	}
+	if (!good) {
+		WRITE_ONCE(flight->position, position + 1);
+		count->of[SL_COLL_MEMBER_CORRUPT]++;
+		return XDP_DROP;
+	}
+	count->of[SL_COLL_MEMBER_TAKEN]++;
+	about->result_flags = h->flags;
+	now = bpf_ktime_get_ns();
+	if (sent_ns)
+		call->rtt_ns = now - sent_ns;
+
+	if (call->scaled && later)
+		later->exponent = next_exponent;
+	if (next < chunks) {
+		good = later && refill(ctx, ip_at, v6, call, next, later, &f);
+		count->of[good ? SL_COLL_MEMBER_SENT : SL_COLL_MEMBER_NO_ROOM]++;
+		WRITE_ONCE(flight->sent_ns, good ? now : 0);
+		__sync_lock_test_and_set(&flight->position, call->position + next + 1);
+	} else {
+		good = false;
+		__sync_lock_test_and_set(&flight->position, 0);
+	}
+	if (__sync_fetch_and_add(&call->done, 1) + 1 == chunks) {
+		position = call->position;
+		bpf_ringbuf_output(&sl_coll_ended, &position, sizeof(position), 0);
+	}
+	return good ? bpf_redirect(ctx->ingress_ifindex, 0) : XDP_DROP;
+}
+
+/* Functions of their own: verified once, with or without a VLAN tag. */
+__noinline int sl_coll_result_v4(struct xdp_md *ctx, __u32 ip_at)
+{
+	return result(ctx, ip_at, false);
+}
+
+__noinline int sl_coll_result_v6(struct xdp_md *ctx, __u32 ip_at)
+{
+	return result(ctx, ip_at, true);
+}
+
+SEC("xdp")
+int sl_coll_take(struct xdp_md *ctx)
+{
+	bool v6 = false;
+	__u32 ip_at = sl_ip_at(ctx, &v6), zero = 0;
+	struct sl_coll_call *call;
+	struct sl_coll_header *h;
+	struct sl_frame f;
+
+	call = bpf_map_lookup_elem(&sl_coll_call, &zero);
+	if (!ip_at || !call || !READ_ONCE(call->chunks) || !sl_frame_at(ctx, ip_at, v6, &f) || f.udp->dest != call->port)
+		return XDP_PASS;
+	h = f.h;
+	if (h->magic != bpf_htonl(SL_COLL_MAGIC_AGGREGATE) || !(h->flags & SL_COLL_RESULT) || h->version != SL_COLL_VERSION ||
+	    bpf_ntohs(h->job) != call->job || ((__u64)bpf_ntohl(h->token[0]) << 32 | bpf_ntohl(h->token[1])) != call->token ||
+	    bpf_ntohl(h->key) != call->key || bpf_ntohl(h->epoch) >> 16 != call->incarnation || !is_from_aggregator(&f, v6, call))
+		return XDP_PASS;
+	return v6 ? sl_coll_result_v6(ctx, ip_at) : sl_coll_result_v4(ctx, ip_at);
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "coll/kernel/member.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <span>
+
+#include "coll/model/numbers.h"
+
+namespace sluice::coll {
+namespace {
+
+constexpr std::size_t kBlock = 64;  // SL_COLL_BLOCK: values in maps are whole blocks
+constexpr std::size_t kCarriedBytes = std::size_t{64} << 20;
+constexpr std::uint64_t kLook_ns = 1'000'000;  // how often lost packets are looked for
+constexpr int kShiftMax = 40;
+
+}  // namespace
+
+KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t capacity, std::size_t room, Maps maps,
+                           bpfio::RingBuffer ended, bpfio::Link link)
+    : Member(config.member),
+      port_(config.port),
+      capacity_(capacity),
+      room_(room),
+      maps_(std::move(maps)),
+      ended_(std::move(ended)),
+      link_(std::move(link)),
+      sent_(config.member.window) {}
+
+Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig config) {
+  SLUICE_CHECK(check(config.member));
+  config.member.mode = SL_COLL_KERNEL;
+  const std::size_t room = (std::size_t{4} * config.member.words + kBlock - 1) / kBlock * kBlock;
+  const std::size_t capacity =
+      std::max<std::size_t>(config.member.window, (config.carried_bytes ? config.carried_bytes : kCarriedBytes) / room);
+  SLUICE_TRY(object, bpfio::Object::open_file(config.object));
+  SLUICE_CHECK(object.set_rodata("sl_coll_room", static_cast<std::uint32_t>(room)));
+  for (const char* name : {"sl_coll_input", "sl_coll_output"}) {
+    SLUICE_CHECK(object.set_value_size(name, static_cast<std::uint32_t>(room)));
+    SLUICE_CHECK(object.set_max_entries(name, static_cast<std::uint32_t>(capacity)));
+  }
+  SLUICE_CHECK(object.set_max_entries("sl_coll_chunks", static_cast<std::uint32_t>(capacity + config.member.window)));
+  SLUICE_CHECK(object.load());
+  const auto memory = [&](const char* name) -> Result<bpfio::MapMemory> {
+    SLUICE_TRY(map, object.map(name));
+    return bpfio::MapMemory::map(map, true);
+  };
+  SLUICE_TRY(call, memory("sl_coll_call"));
+  SLUICE_TRY(flights, memory("sl_coll_flights"));
+  SLUICE_TRY(chunks, memory("sl_coll_chunks"));
+  SLUICE_TRY(input, memory("sl_coll_input"));
+  SLUICE_TRY(output, memory("sl_coll_output"));
+  SLUICE_TRY(counters, object.map("sl_coll_member_counters"));
+  SLUICE_TRY(ended_map, object.map("sl_coll_ended"));
+  SLUICE_TRY(ended, bpfio::RingBuffer::open(ended_map));
+  SLUICE_TRY(program, object.program("sl_coll_take"));
+  SLUICE_TRY(link, bpfio::Link::attach_xdp(program, config.interface));
+  Maps maps{std::move(call), std::move(flights), std::move(chunks), std::move(input), std::move(output), std::move(counters)};
+  return std::unique_ptr<KernelMember>(
+      new KernelMember(config, capacity, room, std::move(maps), std::move(ended), std::move(link)));
+}
+
+bool KernelMember::carry(std::uint64_t now_ns, Outbox& out) {
+  if (call_.op == SL_COLL_BARRIER || elements() == 0) return false;
+  piece_ = 0;
+  begin_piece(now_ns, out);
+  return true;
+}
+
+void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
+  const std::size_t window = config_.window;
+  count_ = std::min(chunks_.size() - piece_, capacity_);
+  position_ = next_position_;
+  next_position_ += count_;
+
+  Header header = call_header(position_);
+  Bytes payload;
+  std::size_t full_bytes = 0;
+  for (std::size_t i = 0; i < count_ + window; i++) {
+    const std::size_t chunk = piece_ + i;
+    const bool exists = chunk < chunks_.size();
+    sl_coll_chunk& at = about(i);
+    at = {};
+    at.own_exponent = static_cast<std::int16_t>(exists ? chunks_[chunk].own_exponent : SL_COLL_EXPONENT_NONE);
+    at.exponent = static_cast<std::int16_t>(exists ? chunks_[chunk].agreed_exponent : SL_COLL_EXPONENT_NONE);
+    if (i >= count_) continue;
+    Header own = call_header(position_ + i);
+    payload.clear();
+    fill_chunk(chunk, own, payload, Exponent::kOwn);
+    at.flags = own.flags;
+    std::memcpy(maps_.input.bytes().data() + i * room_, payload.data(), payload.size());
+    if (i == 0) full_bytes = payload.size();
+  }
+
+  sl_coll_call& call = call_in_kernel();
+  call = {};
+  call.token = config_.token;
+  call.position = position_;
+  std::ranges::copy(config_.aggregator.ip, std::begin(call.aggregator));
+  call.aggregator_port = htons(config_.aggregator.port);
+  call.port = htons(port_);
+  call.job = config_.job;
+  call.members = config_.members;
+  call.incarnation = incarnation();
+  call.window = config_.window;
+  call.first_element = static_cast<std::uint32_t>(first_of(piece_));
+  call.chunk_elements = static_cast<std::uint32_t>(chunk_elements_);
+  call.chunk_bytes = static_cast<std::uint32_t>(full_bytes);
+  call.last_bytes = static_cast<std::uint32_t>(payload.size());
+  call.key = config_.key;
+  call.op = header.op;
+  call.dtype = header.dtype;
+  call.scaled = scaled();
+  call.headroom = static_cast<std::uint8_t>(headroom(config_.weight_sum));
+  call.exponent = header.exponent;
+  call.next_exponent = header.next_exponent;
+  for (std::size_t slot = 0; slot < window; slot++) maps_.flights.store_u64(slot * sizeof(sl_coll_flight), 0);
+  for (std::size_t i = 0; i < std::min(count_, window); i++) {
+    const std::uint64_t slot = (position_ + i) % window;
+    maps_.flights.store_u64(slot * sizeof(sl_coll_flight) + offsetof(sl_coll_flight, sent_ns), 0);
+    maps_.flights.store_u64(slot * sizeof(sl_coll_flight), position_ + i + 1);
+    sent_[slot] = {.position = position_ + i + 1, .due_ns = now_ns + rtt_.rto(), .tries = 1};
+  }
+  std::atomic_ref(call.chunks).store(static_cast<std::uint32_t>(count_), std::memory_order_release);
+  for (std::size_t i = 0; i < std::min(count_, window); i++) contribute(i, 1, out);
+  look_due_ns_ = now_ns + kLook_ns;
+}
+
+// What the program would send for the chunk, from here.
+void KernelMember::contribute(std::size_t index, unsigned tries, Outbox& out) {
+  Header header = call_header(position_ + index);
+  const sl_coll_chunk& at = about(index);
+  const sl_coll_call& call = call_in_kernel();
+  header.flags = at.flags;
+  header.frag_offset = static_cast<std::uint32_t>(first_of(piece_ + index));
+  if (tries >= kStatusFromTry) header.flags |= SL_COLL_ACK_REQUEST;
+  const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.input.bytes().data() + index * room_);
+  Bytes payload(words, words + (index + 1 == count_ ? call.last_bytes : call.chunk_bytes));
+  if (call.scaled) {
+    header.exponent = at.exponent;
+    header.next_exponent = about(index + config_.window).own_exponent;
+    const int shift = std::min(at.exponent - at.own_exponent + call.headroom, kShiftMax);
+    for (std::size_t i = 0; i < payload.size(); i += 4) {
+      std::int32_t word;
+      std::memcpy(&word, payload.data() + i, 4);
+      word = rescale(word, shift);
+      std::memcpy(payload.data() + i, &word, 4);
+    }
+  }
+  stats_.sent++;
+  if (tries > 1) stats_.retransmitted++;
+  out.push_back({config_.aggregator, encode(header, payload)});
+}
+
+// What of the piece's results is not with the model yet; the program has nothing more to do.
+void KernelMember::end_piece() {
+  const sl_coll_call call = call_in_kernel();
+  std::atomic_ref(call_in_kernel().chunks).store(0, std::memory_order_release);
+  for (std::size_t i = 0; i < count_ + config_.window; i++)
+    if (const std::size_t chunk = piece_ + i; chunk < chunks_.size()) chunks_[chunk].agreed_exponent = about(i).exponent;
+  for (std::size_t i = 0; i < count_; i++) {
+    const std::size_t chunk = piece_ + i;
+    const std::uint8_t flags = about(i).result_flags;
+    chunks_[chunk].result_flags = flags;
+    if (flags & SL_COLL_OVERFLOW) overflow_ = true;
+    if (!wants(chunk)) continue;
+    const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.output.bytes().data() + i * room_);
+    store_chunk(chunk, {words, i + 1 == count_ ? call.last_bytes : call.chunk_bytes});
+  }
+  stats_.results += count_;
+  piece_ += count_;
+  count_ = 0;
+  look_due_ns_ = kNever;
+}
+
+void KernelMember::look(std::uint64_t now_ns, Outbox& out) {
+  std::ignore = ended_.drain([](std::span<const std::byte>) {});
+  sl_coll_call& call = call_in_kernel();
+  if (std::atomic_ref(call.done).load(std::memory_order_acquire) == count_) {
+    end_piece();
+    if (piece_ < chunks_.size()) return begin_piece(now_ns, out);
+    return carried(now_ns, out);
+  }
+  if (const std::uint32_t sample = std::atomic_ref(call.rtt_ns).exchange(0); sample != 0) rtt_.sample(sample);
+  for (std::uint64_t slot = 0; slot < config_.window; slot++) {
+    const std::uint64_t position = flight(slot);
+    if (position == 0 || position == SL_COLL_FLIGHT_TAKEN) continue;
+    Sent& sent = sent_[slot];
+    const std::size_t at = slot * sizeof(sl_coll_flight) + offsetof(sl_coll_flight, sent_ns);
+    if (sent.position != position) {
+      const std::uint64_t when = maps_.flights.load_u64(at);  // 0: the program could not send it
+      sent = {.position = position, .due_ns = when == 0 ? now_ns : when + rtt_.rto(), .tries = when == 0 ? 0U : 1U};
+    }
+    if (now_ns < sent.due_ns) continue;
+    maps_.flights.store_u64(at, 0);  // no sample of a chunk that was sent twice
+    sent.due_ns = now_ns + rtt_.backed_off(++sent.tries);
+    contribute(position - 1 - position_, sent.tries, out);
+  }
+  look_due_ns_ = now_ns + kLook_ns;
+}
+
+void KernelMember::stop_if_over() {
+  if (count_ == 0 || state() == State::kCalling) return;
+  std::atomic_ref(call_in_kernel().chunks).store(0, std::memory_order_release);
+  count_ = 0;
+  look_due_ns_ = kNever;
+}
+
+void KernelMember::receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out) {
+  Member::receive(from, packet, now_ns, out);
+  stop_if_over();
+}
+
+void KernelMember::tick(std::uint64_t now_ns, Outbox& out) {
+  Member::tick(now_ns, out);
+  stop_if_over();
+  if (count_ != 0) look(now_ns, out);
+}
+
+std::uint64_t KernelMember::next_tick_ns() const { return std::min(Member::next_tick_ns(), look_due_ns_); }
+
+bool KernelMember::outstanding(std::uint64_t position) const {
+  return count_ != 0 ? flight(position % config_.window) == position + 1 : Member::outstanding(position);
+}
+
+Result<std::uint64_t> KernelMember::counter(sl_coll_member_counter index) const {
+  std::vector<std::uint64_t> all(maps_.counters.transfer_bytes() / sizeof(std::uint64_t));
+  const std::uint32_t zero = 0;
+  SLUICE_CHECK(maps_.counters.lookup(bpfio::bytes_of(zero), std::as_writable_bytes(std::span(all))));
+  std::uint64_t sum = 0;
+  for (std::size_t at = index; at < all.size(); at += SL_COLL_MEMBER_COUNTER_COUNT) sum += all[at];
+  return sum;
+}
+
+}  // namespace sluice::coll
