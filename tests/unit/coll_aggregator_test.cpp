@@ -393,7 +393,8 @@ TEST(CollAggregator, AJoinThatNobodyConfirmsTakesNoKey) {
 }
 
 TEST(CollAggregator, AJobThatCannotWorkIsRefusedAndTheSixtyFifthMemberIsTold) {
-  EXPECT_TRUE(Aggregator::check(config(64, 128)));
+  EXPECT_TRUE(Aggregator::check(config(64, 16)));
+  EXPECT_THAT(Aggregator::check(config(64, 32)).error().message(), HasSubstr("a window of 32 is more than the 16 words"));
   const auto too_many = Aggregator::check(config(65, 1));
   ASSERT_FALSE(too_many);
   EXPECT_EQ(too_many.error().code, Code::kExhausted);

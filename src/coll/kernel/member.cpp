@@ -227,6 +227,11 @@ bool KernelMember::outstanding(std::uint64_t position) const {
   return count_ != 0 ? flight(position % config_.window) == position + 1 : Member::outstanding(position);
 }
 
+Result<bpfio::Program> KernelMember::program() const {
+  SLUICE_TRY(info, link_.info());
+  return bpfio::Program::from_id(info.prog_id);
+}
+
 Result<std::uint64_t> KernelMember::counter(sl_coll_member_counter index) const {
   std::vector<std::uint64_t> all(maps_.counters.transfer_bytes() / sizeof(std::uint64_t));
   const std::uint32_t zero = 0;

@@ -36,6 +36,7 @@ class KernelMember : public Member {
   std::uint64_t next_tick_ns() const;
   int wake_fd() const { return ended_.fd(); }
   Result<std::uint64_t> counter(sl_coll_member_counter index) const;
+  Result<bpfio::Program> program() const;
 
  private:
   struct Maps {
