@@ -3,6 +3,8 @@
 
 #include <arpa/inet.h>
 #include <net/if.h>
+#include <netinet/ip.h>
+#include <netinet/udp.h>
 
 #include <atomic>
 #include <thread>
@@ -14,6 +16,7 @@
 #include "coll/udp.h"
 #include "harness/assert.h"
 #include "harness/topology.h"
+#include "harness/traffic.h"
 
 namespace sluice::test {
 namespace {
@@ -21,6 +24,7 @@ namespace {
 using coll::Address;
 using coll::Aggregator;
 using coll::AggregatorConfig;
+using coll::Bytes;
 using coll::KernelAggregator;
 using coll::KernelMember;
 using coll::Member;
@@ -52,11 +56,11 @@ T in_host(const Host& host, const std::function<Result<T>()>& make) {
   return std::move(*made);
 }
 
-// Hosts h0, h1, ... and the aggregator's, and the switch between them.
+// Hosts h0, h1, ..., the aggregator's, an intruder's, and the switch between them.
 Topology wires(const CollJobSpec& spec, unsigned hosts) {
   std::vector<LinkEnd> ends;
-  for (unsigned i = 0; i <= hosts; i++) {
-    const std::string name = i < hosts ? fmt::format("h{}", i) : "aggregator";
+  for (unsigned i = 0; i <= hosts + 1; i++) {
+    const std::string name = i < hosts ? fmt::format("h{}", i) : i == hosts ? "aggregator" : "intruder";
     ends.push_back({name, {fmt::format("10.9.0.{}/24", i + 1), fmt::format("fd09::{:x}/64", i + 1)}});
   }
   TopologySpec described = star(ends);
@@ -68,6 +72,72 @@ Topology wires(const CollJobSpec& spec, unsigned hosts) {
     EXPECT_EQ(output.status, 0) << output.text;
   }
   return topology;
+}
+
+// UDP over IPv4, from whomever.
+Bytes forged(const Address& from, const Address& to, coll::ByteSpan packet) {
+  Bytes bytes(sizeof(iphdr) + sizeof(udphdr) + packet.size());
+  iphdr ip{};
+  ip.version = 4;
+  ip.ihl = 5;
+  ip.ttl = 64;
+  ip.protocol = IPPROTO_UDP;
+  ip.tot_len = htons(static_cast<std::uint16_t>(bytes.size()));
+  std::memcpy(&ip.saddr, &from.ip[12], 4);
+  std::memcpy(&ip.daddr, &to.ip[12], 4);
+  udphdr udp{};
+  udp.source = htons(from.port);
+  udp.dest = htons(to.port);
+  udp.len = htons(static_cast<std::uint16_t>(sizeof udp + packet.size()));
+  std::memcpy(bytes.data(), &ip, sizeof ip);
+  std::memcpy(bytes.data() + sizeof ip, &udp, sizeof udp);
+  std::memcpy(bytes.data() + sizeof ip + sizeof udp, packet.data(), packet.size());
+  return bytes;
+}
+
+// Contributions and results of the job that is under way, but for what the intruder cannot know or be.
+Status intrude(const Host& host, const AggregatorConfig& config, const Address& center, const std::atomic<unsigned>& left) {
+  const Fd wire(::socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC, IPPROTO_RAW));
+  if (!wire) return fail_errno(errno, "cannot open a raw socket");
+  SeededRandom random(99);
+  Address own = address_of_host(host, false);
+  while (left != 0) {
+    coll::Header header;
+    const auto key = static_cast<std::uint32_t>(random.below(config.members.size()));
+    header.magic = SL_COLL_MAGIC_AGGREGATE;
+    header.key = key;
+    header.op = SL_COLL_SUM;
+    header.dtype = SL_COLL_I32;
+    header.job = config.job.job;
+    header.members = config.job.members;
+    header.place(config.job.incarnation, random.below(std::uint64_t{2} * config.job.window));
+    header.frag_offset = static_cast<std::uint32_t>(header.position()) * config.job.words;
+    const bool stolen = random.chance(0.5), to_member = random.chance(0.5);
+    header.token = stolen ? kToken ^ std::uint64_t{1} << random.below(64) : kToken;
+    if (to_member) header.flags = SL_COLL_RESULT;
+    const Address member = coll::address_of(config.members[key]);
+    const Address from = !stolen ? own : to_member ? center : member, to = to_member ? member : center;
+    own.port = from.port;
+    const Bytes datagram = forged(from, to, coll::encode(header, Bytes(std::size_t{4} * config.job.words, 7)));
+    sockaddr_in where{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {}, .sin_zero = {}};
+    std::memcpy(&where.sin_addr, &to.ip[12], 4);
+    if (::sendto(wire.get(), datagram.data(), datagram.size(), 0, reinterpret_cast<sockaddr*>(&where), sizeof where) < 0 &&
+        errno != ENOBUFS)
+      return fail_errno(errno, "cannot send");
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return {};
+}
+
+Status carry_ordinary(const Topology& topology, std::uint64_t bytes) {
+  const std::string at = topology.host("aggregator").address(AF_INET) + ":5000";
+  SLUICE_TRY(server, Traffic::server(topology.host("aggregator"), {"--listen", at}));
+  SLUICE_TRY(client, Traffic::client(topology.host("h0"), {"--connect", at, "--connections", "1", "--bytes",
+                                                           std::to_string(bytes), "--reply-bytes", "1"}));
+  SLUICE_TRY(sent, client.finish(kSoon));
+  if (sent.closed != 1 || sent.bytes != bytes + 1)
+    return fail(Code::kInternal, "{} bytes of {} arrived", sent.bytes, bytes + 1);
+  return {};
 }
 
 struct Slot {
@@ -243,7 +313,15 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
       }
       left--;
     });
+  Status intruded, carried;
+  if (spec.intruder)
+    threads.emplace_back([&] {
+      const Host& host = topology.host("intruder");
+      intruded = host.call([&] { return intrude(host, config, center_port.local(), left); });
+    });
+  if (spec.ordinary_bytes != 0) threads.emplace_back([&] { carried = carry_ordinary(topology, spec.ordinary_bytes); });
   for (std::thread& thread : threads) thread.join();
+  for (const Status& status : {intruded, carried}) EXPECT_TRUE(status) << status.error().message();
 
   for (const auto& member : kernel_members)
     for (int i = 0; member && i < SL_COLL_MEMBER_COUNTER_COUNT; i++)

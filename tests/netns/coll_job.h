@@ -28,7 +28,10 @@ struct CollJobSpec {
   std::uint16_t members_per_host = 1;
   std::uint16_t window = 32;
   std::uint16_t words = SL_COLL_WORDS_DEFAULT;
-  std::vector<std::uint32_t> weights = {};       // by KEY; empty = 1 each
+  std::vector<std::uint32_t> weights = {};  // by KEY; empty = 1 each
+  // A host that floods everybody with guessed tokens under stolen addresses, and with the right token under its own (IPv4).
+  bool intruder = false;
+  std::uint64_t ordinary_bytes = 0;  // that a TCP connection carries from the first member's host to the aggregator's meanwhile
   std::uint64_t dead_after_ns = 60'000'000'000;  // a busy machine is not a dead member
 };
 

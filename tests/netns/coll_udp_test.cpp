@@ -109,6 +109,17 @@ TEST_P(CollJob, calls_are_carried_in_pieces_and_beside_members_in_fallback) {
   expect_no_errors(run_coll_job(spec_, calls));
 }
 
+TEST_P(CollJob, an_intruder_changes_nothing_and_ordinary_traffic_flows) {
+  spec_.intruder = true;
+  spec_.ordinary_bytes = 2'000'000;
+  std::vector<CollWork> calls;
+  for (int i = 0; i < 4; i++) calls.push_back(work(SL_COLL_SUM, SL_COLL_I32, 352 * 200));
+  const CollReport report = run_coll_job(spec_, calls);
+  expect_no_errors(report);
+  EXPECT_GT(report.counters.at(SL_COLL_BAD_TOKEN), 0u);
+  EXPECT_GT(report.counters.at(SL_COLL_BAD_SOURCE), 0u);
+}
+
 TEST_P(CollJob, another_length_is_an_error_of_all_that_names_both) {
   std::vector<CollWork> calls = {work(SL_COLL_SUM, SL_COLL_I32, 5000), work(SL_COLL_SUM, SL_COLL_I32, 5000)};
   calls[1].fewer[2] = 4;
