@@ -225,7 +225,8 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   const unsigned hosts = (spec.members + spec.members_per_host - 1U) / spec.members_per_host;
   Topology topology = wires(spec, hosts);
   std::vector<Impairment> impairments;
-  for (unsigned i = 0; i <= hosts; i++) {
+  const bool clean = spec.wire.drop + spec.wire.duplicate + spec.wire.corrupt + spec.wire.reorder == 0;
+  for (unsigned i = 0; i <= hosts && !clean; i++) {
     ImpairmentSpec own = spec.wire;
     own.seed += i;
     impairments.push_back(must(Impairment::attach(topology.host("switch"), fmt::format("eth{}", i), own)));
