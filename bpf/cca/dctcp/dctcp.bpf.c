@@ -225,17 +225,19 @@ SL_CWND_EVENT(sk, event)
 {
 	struct tcp_sock *tp = sl_tcp(sk);
 	struct dctcp *ca = sl_priv(sk);
-	u32 ce = event - CA_EVENT_ECN_NO_CE, ecn = tp->ecn_flags;
+	u32 ce = event - CA_EVENT_ECN_NO_CE, ecn;
 
-	if (ce > 1 || !(ecn & SL_ECN_OK))	/* CA_EVENT_ECN_NO_CE and CA_EVENT_ECN_IS_CE follow each other */
+	if (ce > 1)	/* CA_EVENT_ECN_NO_CE and CA_EVENT_ECN_IS_CE follow each other */
 		return;
+	ecn = tp->ecn_flags & (SL_ECN_OK | TCP_ECN_DEMAND_CWR);
 	if (ce != ca->ce) {
-		turn_over(sk, ce);
+		if (ecn & SL_ECN_OK)
+			turn_over(sk, ce);
 		return;
 	}
 	ca->received_seq = tp->rcv_nxt;
-	if (!!(ecn & TCP_ECN_DEMAND_CWR) != ce)	/* this segment's CWR has reset it */
-		tp->ecn_flags = ecn ^ TCP_ECN_DEMAND_CWR;
+	if (ecn != ce * TCP_ECN_DEMAND_CWR + SL_ECN_OK && ecn & SL_ECN_OK)	/* this segment's CWR has reset it */
+		tp->ecn_flags ^= TCP_ECN_DEMAND_CWR;
 }
 
 /* ---- coming and going ---------------------------------------------------------------------------------------------------- */

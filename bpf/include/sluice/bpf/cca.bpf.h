@@ -262,14 +262,17 @@ static __always_inline bool sl_cwnd_limited(const struct tcp_sock *tp)
 
 static __always_inline void sl_set_cwnd(struct tcp_sock *tp, u32 segments)
 {
-	tp->snd_cwnd = max(1U, min(segments, tp->snd_cwnd_clamp));
+	u32 most = tp->snd_cwnd_clamp;
+
+	segments = min(segments, most);
+	tp->snd_cwnd = max(segments, 1U);
 }
 
 /* One segment per acknowledged segment up to ssthresh; returns the acknowledged segments that are left over. */
 static __always_inline u32 sl_slow_start(struct tcp_sock *tp, u32 acked)
 {
-	u32 cwnd = tp->snd_cwnd;
-	u32 grown = min(cwnd + acked, tp->snd_ssthresh);
+	u32 cwnd = tp->snd_cwnd, ssthresh = tp->snd_ssthresh;
+	u32 grown = min(cwnd + acked, ssthresh);
 
 	sl_set_cwnd(tp, grown);
 	return acked - (grown - cwnd);
