@@ -34,7 +34,7 @@ using coll::MemberConfig;
 using coll::Outbox;
 
 constexpr std::uint64_t kNow = 1'000'000'000;  // time stands still: nothing is sent again
-constexpr std::uint32_t kVerifierBudget = 20'000;
+constexpr std::uint32_t kVerifierBudget = 120'000;
 
 struct Kind {
   sl_coll_op op;

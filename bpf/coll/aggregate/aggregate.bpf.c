@@ -289,15 +289,15 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 	pass = decision != DECIDED_DONE ? SL_PASS_CHECK : pass_for(c, *first);
 	if (pass == SL_PASS_STORE) {
 		entry->position = c->position;	/* nobody's: what was there is lost, and any packet for it stale */
-		sl_each(SL_PASS_STORE, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_STORE, f, c->bytes, slot->values, 1, sums);
 	} else if (pass == SL_PASS_ADD) {
-		sl_each(SL_PASS_ADD, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_ADD, f, c->bytes, slot->values, 1, sums);
 	} else {
-		sl_each(SL_PASS_CHECK, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_CHECK, f, c->bytes, slot->values, 1, sums);
 	}
 	if ((__u32)sl_coll_residue(sums) != integrity) {
 		if (pass == SL_PASS_ADD)
-			sl_each(SL_PASS_SUBTRACT, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+			sl_each(SL_PASS_SUBTRACT, f, c->bytes, slot->values, 1, sums);
 		return DECIDED_CORRUPT;
 	}
 	if (decision == DECIDED_ANSWER)
@@ -307,26 +307,26 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 
 	if (*first && pass != SL_PASS_STORE) {
 		entry->position = c->position;
-		sl_each(SL_PASS_CLEAR, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_CLEAR, f, c->bytes, slot->values, 1, sums);
 	}
 	switch (pass) {
 	case SL_PASS_WEIGHTED32:
-		sl_each(SL_PASS_WEIGHTED32, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, c->weight, sums);
+		sl_each(SL_PASS_WEIGHTED32, f, c->bytes, slot->values, c->weight, sums);
 		break;
 	case SL_PASS_WEIGHTED64:
-		sl_each(SL_PASS_WEIGHTED64, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, c->weight, sums);
+		sl_each(SL_PASS_WEIGHTED64, f, c->bytes, slot->values, c->weight, sums);
 		break;
 	case SL_PASS_MAX32:
-		sl_each(SL_PASS_MAX32, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_MAX32, f, c->bytes, slot->values, 1, sums);
 		break;
 	case SL_PASS_MAX64:
-		sl_each(SL_PASS_MAX64, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_MAX64, f, c->bytes, slot->values, 1, sums);
 		break;
 	case SL_PASS_MIN32:
-		sl_each(SL_PASS_MIN32, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_MIN32, f, c->bytes, slot->values, 1, sums);
 		break;
 	case SL_PASS_MIN64:
-		sl_each(SL_PASS_MIN64, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+		sl_each(SL_PASS_MIN64, f, c->bytes, slot->values, 1, sums);
 		break;
 	default:
 		break;
@@ -360,7 +360,7 @@ answer:
 	h->next_exponent = bpf_htons(entry->next_exponent);
 	sums->a = sums->b = 0;
 	sl_coll_sum_header(h, sums);
-	sl_each(SL_PASS_ANSWER, f, c->bytes, slot->values, SL_COLL_VALUE_BYTES, 1, sums);
+	sl_each(SL_PASS_ANSWER, f, c->bytes, slot->values, 1, sums);
 	return decision;
 }
 

@@ -23,9 +23,6 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define SHIFT_MAX 40		/* from there on nothing is left of a mantissa */
 #define EXPONENT_MAX 128	/* of the largest f32 */
 
-/* Size of the values of sl_coll_input and sl_coll_output: of a full chunk, rounded up to SL_COLL_BLOCK. Set with theirs, before loading. */
-const volatile __u32 sl_coll_room = SL_COLL_VALUE_BYTES;
-
 struct values {
 	__u8 bytes[SL_COLL_VALUE_BYTES];
 };
@@ -140,14 +137,13 @@ static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, con
 	__u32 udp_length = sizeof(struct udphdr) + sizeof(struct sl_coll_header), bytes = bytes_of_chunk(call, chunk), ahead, shift;
 	__u32 length = ip_at + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	__u64 position = call->position + chunk, residue;
-	const __u32 room = sl_coll_room;
 	struct sl_coll_sums sums = {};
 	const struct sl_coll_chunk *later;
 	struct sl_coll_header *h;
 	struct values *input;
 
 	input = bpf_map_lookup_elem(&sl_coll_input, &chunk);
-	if (!input || bytes > room)
+	if (!input || bytes > SL_COLL_VALUE_BYTES)
 		return false;
 	udp_length += bytes;
 	length += udp_length;
@@ -173,10 +169,10 @@ static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, con
 		h->next_exponent = bpf_htons(later ? later->own_exponent : SL_COLL_EXPONENT_NONE);
 		sl_coll_sum_header(h, &sums);
 		shift = (__u32)(about->exponent - about->own_exponent) + call->headroom;
-		sl_each(SL_PASS_SCALED, f, bytes, input->bytes, room, shift < SHIFT_MAX ? shift : SHIFT_MAX, &sums);
+		sl_each(SL_PASS_SCALED, f, bytes, input->bytes, shift < SHIFT_MAX ? shift : SHIFT_MAX, &sums);
 	} else {
 		sl_coll_sum_header(h, &sums);
-		sl_each(SL_PASS_ANSWER, f, bytes, input->bytes, room, 0, &sums);
+		sl_each(SL_PASS_ANSWER, f, bytes, input->bytes, 0, &sums);
 	}
 	residue = sl_coll_residue(&sums);
 	h->integrity = bpf_htonl((__u32)residue);
@@ -187,7 +183,6 @@ static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, con
 /* A result for a chunk of the call. Returns the XDP verdict. */
 static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 {
-	const __u32 room = sl_coll_room;
 	struct sl_coll_chunk *about, *later;
 	struct sl_coll_sums sums = {};
 	struct sl_coll_flight *flight;
@@ -231,13 +226,13 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 	good = h->op == call->op && h->dtype == call->dtype &&
 	       bpf_ntohl(h->frag_offset) == call->first_element + chunk * call->chunk_elements &&
 	       (__s16)bpf_ntohs(h->exponent) == (call->scaled ? about->exponent : call->exponent) &&
-	       length == sizeof(struct udphdr) + sizeof(*h) + bytes && bytes <= room &&
+	       length == sizeof(struct udphdr) + sizeof(*h) + bytes && bytes <= SL_COLL_VALUE_BYTES &&
 	       (void *)(h + 1) + bytes <= f.end;
 	if (good && call->scaled)	/* the maximum of all: not below what we said */
 		good = later && next_exponent >= later->own_exponent && next_exponent <= EXPONENT_MAX;
 	if (good) {
 		sl_coll_sum_header(h, &sums);
-		sl_each(SL_PASS_STORE, &f, bytes, output->bytes, room, 0, &sums);
+		sl_each(SL_PASS_STORE, &f, bytes, output->bytes, 0, &sums);
 		good = (__u32)sl_coll_residue(&sums) == bpf_ntohl(h->integrity);
 	}
 	if (!good) {

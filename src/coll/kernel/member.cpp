@@ -13,19 +13,18 @@
 namespace sluice::coll {
 namespace {
 
-constexpr std::size_t kBlock = 64;  // SL_COLL_BLOCK: values in maps are whole blocks
+constexpr std::size_t kRoom = std::size_t{4} * SL_COLL_WORDS_MAX;  // of a chunk in a map
 constexpr std::size_t kCarriedBytes = std::size_t{64} << 20;
 constexpr std::uint64_t kLook_ns = 1'000'000;  // how often lost packets are looked for
 constexpr int kShiftMax = 40;
 
 }  // namespace
 
-KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t capacity, std::size_t room, Maps maps,
-                           bpfio::RingBuffer ended, bpfio::Link link)
+KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t capacity, Maps maps, bpfio::RingBuffer ended,
+                           bpfio::Link link)
     : Member(config.member),
       port_(config.port),
       capacity_(capacity),
-      room_(room),
       maps_(std::move(maps)),
       ended_(std::move(ended)),
       link_(std::move(link)),
@@ -34,15 +33,11 @@ KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t capacit
 Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig config) {
   SLUICE_CHECK(check(config.member));
   config.member.mode = SL_COLL_KERNEL;
-  const std::size_t room = (std::size_t{4} * config.member.words + kBlock - 1) / kBlock * kBlock;
   const std::size_t capacity =
-      std::max<std::size_t>(config.member.window, (config.carried_bytes ? config.carried_bytes : kCarriedBytes) / room);
+      std::max<std::size_t>(config.member.window, (config.carried_bytes ? config.carried_bytes : kCarriedBytes) / kRoom);
   SLUICE_TRY(object, bpfio::Object::open_file(config.object));
-  SLUICE_CHECK(object.set_rodata("sl_coll_room", static_cast<std::uint32_t>(room)));
-  for (const char* name : {"sl_coll_input", "sl_coll_output"}) {
-    SLUICE_CHECK(object.set_value_size(name, static_cast<std::uint32_t>(room)));
+  for (const char* name : {"sl_coll_input", "sl_coll_output"})
     SLUICE_CHECK(object.set_max_entries(name, static_cast<std::uint32_t>(capacity)));
-  }
   SLUICE_CHECK(object.set_max_entries("sl_coll_chunks", static_cast<std::uint32_t>(capacity + config.member.window)));
   SLUICE_CHECK(object.load());
   const auto memory = [&](const char* name) -> Result<bpfio::MapMemory> {
@@ -60,8 +55,7 @@ Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig con
   SLUICE_TRY(program, object.program("sl_coll_take"));
   SLUICE_TRY(link, bpfio::Link::attach_xdp(program, config.interface));
   Maps maps{std::move(call), std::move(flights), std::move(chunks), std::move(input), std::move(output), std::move(counters)};
-  return std::unique_ptr<KernelMember>(
-      new KernelMember(config, capacity, room, std::move(maps), std::move(ended), std::move(link)));
+  return std::unique_ptr<KernelMember>(new KernelMember(config, capacity, std::move(maps), std::move(ended), std::move(link)));
 }
 
 bool KernelMember::carry(std::uint64_t now_ns, Outbox& out) {
@@ -92,7 +86,7 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
     payload.clear();
     fill_chunk(chunk, own, payload, Exponent::kOwn);
     at.flags = own.flags;
-    std::memcpy(maps_.input.bytes().data() + i * room_, payload.data(), payload.size());
+    std::memcpy(maps_.input.bytes().data() + i * kRoom, payload.data(), payload.size());
     if (i == 0) full_bytes = payload.size();
   }
 
@@ -138,7 +132,7 @@ void KernelMember::contribute(std::size_t index, unsigned tries, Outbox& out) {
   header.flags = at.flags;
   header.frag_offset = static_cast<std::uint32_t>(first_of(piece_ + index));
   if (tries >= kStatusFromTry) header.flags |= SL_COLL_ACK_REQUEST;
-  const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.input.bytes().data() + index * room_);
+  const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.input.bytes().data() + index * kRoom);
   Bytes payload(words, words + (index + 1 == count_ ? call.last_bytes : call.chunk_bytes));
   if (call.scaled) {
     header.exponent = at.exponent;
@@ -168,7 +162,7 @@ void KernelMember::end_piece() {
     chunks_[chunk].result_flags = flags;
     if (flags & SL_COLL_OVERFLOW) overflow_ = true;
     if (!wants(chunk)) continue;
-    const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.output.bytes().data() + i * room_);
+    const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.output.bytes().data() + i * kRoom);
     store_chunk(chunk, {words, i + 1 == count_ ? call.last_bytes : call.chunk_bytes});
   }
   stats_.results += count_;

@@ -19,10 +19,11 @@ namespace sluice::coll {
 
 struct KernelMemberConfig {
   MemberConfig member;
-  std::uint16_t port = 0;         // of the UDP socket that it is driven from
-  std::uint32_t interface = 0;    // index, in the calling thread's network namespace
-  std::size_t carried_bytes = 0;  // of wire words that are carried at once; longer calls are carried piece by piece. 0: 64 MiB
-  std::string object;             // path of member.bpf.o
+  std::uint16_t port = 0;       // of the UDP socket that it is driven from
+  std::uint32_t interface = 0;  // index, in the calling thread's network namespace
+  std::size_t carried_bytes =
+      0;               // of numbers, 3328 a chunk, that are carried at once; longer calls are carried piece by piece. 0: 64 MiB
+  std::string object;  // path of member.bpf.o
 };
 
 // Nothing outlives it: the program is attached by a link that it owns.
@@ -48,8 +49,7 @@ class KernelMember : public Member {
     std::uint64_t due_ns = 0;
     unsigned tries = 0;
   };
-  KernelMember(const KernelMemberConfig& config, std::size_t capacity, std::size_t room, Maps maps, bpfio::RingBuffer ended,
-               bpfio::Link link);
+  KernelMember(const KernelMemberConfig& config, std::size_t capacity, Maps maps, bpfio::RingBuffer ended, bpfio::Link link);
 
   bool carry(std::uint64_t now_ns, Outbox& out) override;
   bool outstanding(std::uint64_t position) const override;
@@ -64,7 +64,7 @@ class KernelMember : public Member {
   std::uint64_t flight(std::uint64_t slot) const { return maps_.flights.load_u64(slot * sizeof(sl_coll_flight)); }
 
   std::uint16_t port_;
-  std::size_t capacity_, room_;  // chunks; bytes of each
+  std::size_t capacity_;  // chunks
   Maps maps_;
   bpfio::RingBuffer ended_;
   bpfio::Link link_;

@@ -92,10 +92,10 @@ static __always_inline __u32 sl_untied(__u32 value)
 }
 
 /*
- * `bytes` of payload, a multiple of the word, and all in the frame; at most `room`, the bytes of `values`: a multiple of SL_COLL_BLOCK that
- * the verifier knows, up to SL_COLL_VALUE_BYTES. `operand`: the weight, or of SL_PASS_SCALED the shift, at most 40.
+ * `bytes` of payload, a multiple of the word, and all in the frame; at most SL_COLL_VALUE_BYTES. `operand`: the weight, or of SL_PASS_SCALED
+ * the shift, at most 40.
  */
-static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f, __u32 bytes, __u8 *values, __u32 room, __u32 operand,
+static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f, __u32 bytes, __u8 *values, __u32 operand,
 				    struct sl_coll_sums *sums)
 {
 	void *payload = (void *)f->eth + sl_bounded((void *)(f->h + 1) - (void *)f->eth);
@@ -104,7 +104,7 @@ static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f,
 	__u32 step = sl_is_wide(pass) ? 8 : 4, at, i;
 	void *from, *to;
 
-	for (at = 0; at < SL_COLL_VALUE_BYTES && at < room && at < whole; at += SL_COLL_BLOCK) {
+	for (at = 0; at < SL_COLL_VALUE_BYTES && at < whole; at += SL_COLL_BLOCK) {
 		from = payload + at;
 		to = values + at;
 		if (from + SL_COLL_BLOCK > f->end)
@@ -117,7 +117,7 @@ static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f,
 				sl_one_wide(pass, from + 4 * i, to + 4 * i, operand);
 		}
 	}
-	if (tail > SL_COLL_VALUE_BYTES - SL_COLL_BLOCK || tail > room - SL_COLL_BLOCK)
+	if (tail > SL_COLL_VALUE_BYTES - SL_COLL_BLOCK)
 		return;
 	from = payload + tail;
 	to = values + tail;
