@@ -324,6 +324,26 @@ TEST_F(CollMember, SendsWhatTheModelSends) {
   EXPECT_GT(corrupt, calls);
 }
 
+TEST_F(CollMember, AnInterfaceThatHasAProgramSaysWhichAndKeepsIt) {
+  on_a_wire([](std::uint32_t interface) {
+    const coll::KernelMemberConfig config{.member = {.weight_sum = 1, .members = 1, .window = 1, .aggregator = {}},
+                                          .port = kPort,
+                                          .interface = interface,
+                                          .carried_bytes = 1,
+                                          .object = std::string(SLUICE_BUILD_DIR) + "/bundles/member/1.0.0/member.bpf.o"};
+    const auto first = must(KernelMember::start(config));
+    const auto second = KernelMember::start(config);
+    ASSERT_FALSE(second);
+    EXPECT_EQ(second.error().code, Code::kConflict);
+    const std::string text = second.error().message();
+    EXPECT_NE(text.find(fmt::format("eth0 has an XDP program already, id {}", must(first->program()).id())), std::string::npos)
+        << text;
+    auto nowhere = config;
+    nowhere.interface = 4711;
+    EXPECT_EQ(KernelMember::start(nowhere).error().code, Code::kNotFound);
+  });
+}
+
 TEST_F(CollMember, KeepsItsVerifierBudget) {
   SeededRandom random(1);
   on_a_wire([&](std::uint32_t interface) {

@@ -210,8 +210,10 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 	flight = bpf_map_lookup_elem(&sl_coll_flights, &slot);
 	about = bpf_map_lookup_elem(&sl_coll_chunks, &chunk);
 	output = bpf_map_lookup_elem(&sl_coll_output, &chunk);
-	if (!flight || !about || !output)
+	if (!flight || !about || !output) {
+		count->of[SL_COLL_MEMBER_UNEXPECTED]++;
 		return XDP_DROP;
+	}
 	sent_ns = READ_ONCE(flight->sent_ns);
 	if (__sync_val_compare_and_swap(&flight->position, position + 1, SL_COLL_FLIGHT_TAKEN) != position + 1) {
 		count->of[SL_COLL_MEMBER_UNEXPECTED]++;
