@@ -110,7 +110,7 @@ class Job {
     config_.job.members = static_cast<std::uint16_t>(config_.job.contributors + random.below(3));
     config_.job.incarnation = static_cast<std::uint16_t>(random.between(1, 0xffff));
     config_.job.window = window;
-    config_.job.words = kWords[random.below(std::size(kWords))];
+    config_.job.words = std::max(kWords[random.below(std::size(kWords))], window);
     const bool weighted = random.chance(0.3);
     config_.job.weight_sum = static_cast<std::uint64_t>(config_.job.members - config_.job.contributors);
     for (std::uint32_t i = 0; i < config_.job.contributors; i++) {
