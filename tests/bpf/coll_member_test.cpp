@@ -320,8 +320,8 @@ TEST_F(CollMember, SendsWhatTheModelSends) {
   });
   std::cout << sent << " chunks sent by the program, " << corrupt << " results refused\n";
   // Two that only ever did nothing would agree too.
-  EXPECT_GT(sent, 10 * calls);
-  EXPECT_GT(corrupt, calls);
+  EXPECT_GT(sent, calls);
+  EXPECT_GT(corrupt, calls / 4);
 }
 
 TEST_F(CollMember, AnInterfaceThatHasAProgramSaysWhichAndKeepsIt) {
