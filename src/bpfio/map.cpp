@@ -106,9 +106,15 @@ std::size_t MapFd::transfer_bytes() const {
   return round_up(info_.value_size, 8) * static_cast<std::size_t>(cpus);
 }
 
-Status MapFd::lookup(std::span<const std::byte> key, std::span<std::byte> value) const {
+Status MapFd::lookup(std::span<const std::byte> key, std::span<std::byte> value) const { return lookup(key, value, BPF_ANY); }
+
+Status MapFd::lookup_locked(std::span<const std::byte> key, std::span<std::byte> value) const {
+  return lookup(key, value, BPF_F_LOCK);
+}
+
+Status MapFd::lookup(std::span<const std::byte> key, std::span<std::byte> value, std::uint64_t flags) const {
   SLUICE_ASSERT(key.size() == info_.key_size && value.size() == transfer_bytes());
-  if (int err = bpf_map_lookup_elem(fd_.get(), key.data(), value.data()); err != 0) {
+  if (int err = bpf_map_lookup_elem_flags(fd_.get(), key.data(), value.data(), flags); err != 0) {
     if (err == -ENOENT) return fail(fail(Code::kNotFound, "no such key").value().at(place_of(info_)));
     return fail(libbpf_error(err, "cannot look up an element").at(place_of(info_)));
   }
@@ -200,13 +206,14 @@ Result<unsigned> possible_cpus() {
 
 Result<std::vector<std::uint64_t>> sum_per_cpu(const MapFd& map) {
   const MapInfo& info = map.info();
-  if (info.type != MapType::kPerCpuArray || info.value_size != sizeof(std::uint64_t))
+  if (info.type != MapType::kPerCpuArray || info.value_size % sizeof(std::uint64_t) != 0)
     return fail(fail(Code::kInvalid, "is not a per-CPU array of 64-bit counters").value().at(place_of(info)));
-  std::vector<std::uint64_t> sums(info.max_entries);
+  const std::size_t counters = info.value_size / sizeof(std::uint64_t);  // of one element
+  std::vector<std::uint64_t> sums(info.max_entries * counters);
   std::vector<std::uint64_t> per_cpu(map.transfer_bytes() / sizeof(std::uint64_t));
   for (std::uint32_t i = 0; i < info.max_entries; i++) {
     SLUICE_CHECK(map.lookup(bytes_of(i), std::as_writable_bytes(std::span(per_cpu))));
-    for (std::uint64_t value : per_cpu) sums[i] += value;
+    for (std::size_t at = 0; at < per_cpu.size(); at++) sums[i * counters + at % counters] += per_cpu[at];
   }
   return sums;
 }

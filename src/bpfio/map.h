@@ -90,6 +90,8 @@ class MapFd {
 
   // kNotFound if the key is not there.
   Status lookup(std::span<const std::byte> key, std::span<std::byte> value) const;
+  // Under the value's bpf_spin_lock: no half of what a program writes.
+  Status lookup_locked(std::span<const std::byte> key, std::span<std::byte> value) const;
   Status update(std::span<const std::byte> key, std::span<const std::byte> value, Update mode = Update::kAny) const;
   Status erase(std::span<const std::byte> key) const;
 
@@ -106,6 +108,7 @@ class MapFd {
 
  private:
   MapFd(UniqueFd fd, MapInfo info) : fd_(std::move(fd)), info_(std::move(info)) {}
+  Status lookup(std::span<const std::byte> key, std::span<std::byte> value, std::uint64_t flags) const;
   UniqueFd fd_;
   MapInfo info_;
 };
@@ -116,7 +119,7 @@ Result<MapInfo> map_info(int fd);
 // CPUs that per-CPU maps have a value for (/sys/devices/system/cpu/possible).
 Result<unsigned> possible_cpus();
 
-// Per-CPU array of u64: each index summed over CPUs.
+// Per-CPU array of u64, or of structures of them: each summed over CPUs, element after element.
 Result<std::vector<std::uint64_t>> sum_per_cpu(const MapFd& map);
 
 template <class T>

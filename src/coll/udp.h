@@ -45,16 +45,12 @@ Status drive(UdpPort& port, Party& party, const Clock& clock, const std::functio
     std::uint64_t now = clock.monotonic_ns();
     const std::uint64_t due = party.next_tick_ns();
     const std::uint64_t wait_ms = due <= now ? 0 : std::min<std::uint64_t>(20, (due - now + 999'999) / 1'000'000);
-    bool wakes = false;
     int wake_fd = -1;
-    if constexpr (requires { party.wake_fd(); }) {
-      wakes = true;
-      wake_fd = party.wake_fd();
-    }
+    if constexpr (requires { party.wake_fd(); }) wake_fd = party.wake_fd();
     SLUICE_CHECK(port.receive(static_cast<int>(wait_ms), arrivals, wake_fd));
     now = clock.monotonic_ns();
     for (const Arrival& arrival : arrivals) party.receive(arrival.from, arrival.bytes, now, out);
-    if (wakes || party.next_tick_ns() <= now) party.tick(now, out);
+    if (wake_fd >= 0 || party.next_tick_ns() <= now) party.tick(now, out);
     SLUICE_CHECK(port.send(out));
     out.clear();
   }

@@ -68,16 +68,9 @@ class Kernel {
   }
 
   Counters counters() const {
-    const auto counters = map("sl_coll_counters");
-    std::vector<std::byte> raw(counters.transfer_bytes());
-    must(counters.lookup(key(0), raw));
+    const auto sums = must(bpfio::sum_per_cpu(map("sl_coll_counters")));
     Counters sum{};
-    for (std::size_t at = 0; at + sizeof sum <= raw.size(); at += sizeof sum)
-      for (std::size_t i = 0; i < SL_COLL_COUNTER_COUNT; i++) {
-        std::uint64_t value;
-        std::memcpy(&value, raw.data() + at + 8 * i, sizeof value);
-        sum.of[i] += value;
-      }
+    std::ranges::copy(sums, std::begin(sum.of));
     return sum;
   }
   std::uint8_t state() const {

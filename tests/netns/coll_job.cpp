@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <thread>
-#include <variant>
 
 #include "coll/kernel/aggregator.h"
 #include "coll/kernel/member.h"
@@ -147,8 +146,7 @@ struct Slot {
 };
 
 // One member: joins, makes the calls, leaves.
-template <class AnyMember>
-void work_through(AnyMember& member, UdpPort& port, unsigned key, const std::vector<CollWork>& calls, Slot& slot) {
+void work_through(Member& member, UdpPort& port, unsigned key, const std::vector<CollWork>& calls, Slot& slot) {
   const RealClock clock;
   Outbox out;
   const auto until_not = [&](Member::State state) -> Status {
@@ -306,12 +304,8 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   });
   for (unsigned key = 0; key < spec.members; key++)
     threads.emplace_back([&, key] {
-      if (kernel_members[key]) {
-        work_through(*kernel_members[key], ports[key], key, calls, slots[key]);
-      } else {
-        Member member(config_of(key));
-        work_through(member, ports[key], key, calls, slots[key]);
-      }
+      Member model(config_of(key));
+      work_through(kernel_members[key] ? *kernel_members[key] : model, ports[key], key, calls, slots[key]);
       left--;
     });
   Status intruded, carried;

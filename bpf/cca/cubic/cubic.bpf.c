@@ -9,7 +9,7 @@
  * 2. Loss. ssthresh = beta cwnd. Fast convergence: W_max falls to the middle of old and new cwnd if it was not reached again.
  *    After an RTO growth starts anew (section 4.8). An undone reduction restores the whole epoch (section 4.9).
  * 3. Marks. ssthresh = cwnd (1 - ecn_reduction alpha), alpha = EWMA of the marked fraction; but at least what the connection keeps
- *    in the queue is given up (ecn_drain of it), up to 65 % of the window: the queue empties without the link running dry.
+ *    in the queue is given up (ecn_drain of it), up to 65 % of the window: the queue empties, and the link hardly runs dry.
  *    Without that floor reductions are small and frequent, and the queue stays at the marking threshold.
  *    The kernel asks for a new ssthresh alike for marks and losses, so sl_ecn_is_mark() tells them apart; and where a loss turns up
  *    behind a mark within the same RTT, the kernel does not ask again, so set_state completes the reduction to that of a loss.

@@ -236,7 +236,8 @@ SL_CWND_EVENT(sk, event)
 		return;
 	}
 	ca->received_seq = tp->rcv_nxt;
-	if (ecn != ce * TCP_ECN_DEMAND_CWR + SL_ECN_OK && ecn & SL_ECN_OK)	/* this segment's CWR has reset it */
+	/* One comparison for the usual: ECN, and the flag as it should be. This segment's CWR may have reset it. */
+	if (ecn != ce * TCP_ECN_DEMAND_CWR + SL_ECN_OK && ecn & SL_ECN_OK)
 		tp->ecn_flags ^= TCP_ECN_DEMAND_CWR;
 }
 

@@ -11,8 +11,8 @@
  *      numbers out again; every other case checks first. A first contribution is written, never added to zeroes.
  *   4. The last contribution's frame becomes the result: numbers, flags, exponents, and is broadcast through devmap sl_coll_fan; on the way
  *      out sl_coll_copy addresses each copy. Someone who asks again gets the stored result through the entry of his KEY. Not by XDP_TX:
- *      a veth whose peer has NAPI but no XDP program does not wake it for that. Not by a redirect past the map: the kernel runs the egress
- *      program of a batch's first frame, or none, for all of the batch.
+ *      a veth does not wake a peer for that which has NAPI but no XDP program (veth_xdp_flush). Not by a redirect past the map: a device's batch
+ *      goes through the egress program of its first frame, or through none (bq_enqueue).
  *
  * sl_coll_copy, the egress program of each entry of sl_coll_fan. The kernel does not say which entry a copy is for, and runs the first
  * entry's program for all of the same interface. Copies of one result leave an interface in the order of the entries, which is that of KEYs;
@@ -156,20 +156,6 @@ static __always_inline bool same_shape(const struct sl_coll_entry *entry, const 
 }
 
 /* ---- frames ---------------------------------------------------------------------------------------------------------------- */
-
-static __always_inline bool is_from(const struct sl_frame *f, bool v6, const struct sl_coll_member *member)
-{
-	const __u64 *addr = (const void *)member->addr;
-
-	if (f->udp->source != member->port)
-		return false;
-	if (v6) {
-		const __u64 *from = (const void *)&((struct ipv6hdr *)f->ip)->saddr;
-
-		return from[0] == addr[0] && from[1] == addr[1];
-	}
-	return !addr[0] && sl_mapped(((struct iphdr *)f->ip)->saddr) == addr[1];
-}
 
 /*
  * Leaves the header alone, where the receiver wants no values. Lengths in the frame follow; checksums are the caller's. Pointers into the
@@ -416,7 +402,7 @@ static __always_inline int contribution(struct xdp_md *ctx, __u32 ip_at, bool v6
 	hop = bpf_map_lookup_elem(&sl_coll_next_hops, &c.key);
 	if (!member || !hop)
 		return XDP_DROP;
-	if (!is_from(&f, v6, member)) {
+	if (!sl_is_from(&f, v6, member->addr, member->port)) {
 		count->of[SL_COLL_BAD_SOURCE]++;
 		return XDP_DROP;
 	}
@@ -444,7 +430,7 @@ static __always_inline int contribution(struct xdp_md *ctx, __u32 ip_at, bool v6
 	c.elements = size == 8 ? c.bytes / 8 : c.bytes / 4;
 	c.rule = rule_of(h->op, bpf_ntohl(h->frag_offset), size == 8);
 	c.weight = is_weighted(h->op, bpf_ntohl(h->frag_offset)) ? member->weight : 1;
-	c.position = (__u64)(bpf_ntohl(h->epoch) & 0xffff) << 32 | bpf_ntohl(h->seq);
+	c.position = sl_coll_position(h);
 	c.all = ~0ULL >> ((SL_COLL_MEMBERS_MAX - job->contributors) & 63);
 	c.members_agree = bpf_ntohs(h->members) == job->members;
 	index = c.position & (2 * job->window - 1);
@@ -548,8 +534,7 @@ int sl_coll_aggregate(struct xdp_md *ctx)
 	if (h->magic != bpf_htonl(SL_COLL_MAGIC_AGGREGATE) && h->magic != bpf_htonl(SL_COLL_MAGIC_CONTROL))
 		return XDP_PASS;
 	count->of[SL_COLL_RECEIVED]++;
-	if (bpf_ntohs(h->job) != job->job ||
-	    ((__u64)bpf_ntohl(h->token[0]) << 32 | bpf_ntohl(h->token[1])) != job->token) {
+	if (!sl_coll_is_job(h, job->job, job->token)) {
 		count->of[SL_COLL_BAD_TOKEN]++;
 		return XDP_PASS;
 	}
@@ -594,7 +579,7 @@ static __always_inline int address_copy(struct xdp_md *ctx, __u32 ip_at, bool v6
 	if (h->version)
 		return XDP_PASS;
 	h->version = SL_COLL_VERSION;
-	position = (__u64)(bpf_ntohl(h->epoch) & 0xffff) << 32 | bpf_ntohl(h->seq);
+	position = sl_coll_position(h);
 	found = next_key(ctx->egress_ifindex, position);
 	if (found < 0)
 		return XDP_DROP;

@@ -52,21 +52,15 @@ struct {
 	__type(value, struct sl_coll_chunk);
 } sl_coll_chunks SEC(".maps");
 
-struct {
+struct values_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct values);
-} sl_coll_input SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct values);
-} sl_coll_output SEC(".maps");
+};
+struct values_map sl_coll_input SEC(".maps");
+struct values_map sl_coll_output SEC(".maps");
 
 /* One record, the position of chunk 0, when all results of a call have been taken. */
 struct {
@@ -83,20 +77,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct counters);
 } sl_coll_member_counters SEC(".maps");
-
-static __always_inline bool is_from_aggregator(const struct sl_frame *f, bool v6, const struct sl_coll_call *call)
-{
-	const __u64 *addr = (const void *)call->aggregator;
-
-	if (f->udp->source != call->aggregator_port)
-		return false;
-	if (v6) {
-		const __u64 *from = (const void *)&((struct ipv6hdr *)f->ip)->saddr;
-
-		return from[0] == addr[0] && from[1] == addr[1];
-	}
-	return !addr[0] && sl_mapped(((struct iphdr *)f->ip)->saddr) == addr[1];
-}
 
 /* The frame goes back to where it came from. */
 static __always_inline void turn_round(const struct sl_frame *f, bool v6)
@@ -202,7 +182,7 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 		return XDP_PASS;
 	h = f.h;
 	chunks = READ_ONCE(call->chunks);
-	position = (__u64)(bpf_ntohl(h->epoch) & 0xffff) << 32 | bpf_ntohl(h->seq);
+	position = sl_coll_position(h);
 	if (position - call->position >= chunks)
 		return XDP_PASS;
 	chunk = position - call->position;
@@ -291,8 +271,8 @@ int sl_coll_take(struct xdp_md *ctx)
 		return XDP_PASS;
 	h = f.h;
 	if (h->magic != bpf_htonl(SL_COLL_MAGIC_AGGREGATE) || !(h->flags & SL_COLL_RESULT) || h->version != SL_COLL_VERSION ||
-	    bpf_ntohs(h->job) != call->job || ((__u64)bpf_ntohl(h->token[0]) << 32 | bpf_ntohl(h->token[1])) != call->token ||
-	    bpf_ntohl(h->key) != call->key || bpf_ntohl(h->epoch) >> 16 != call->incarnation || !is_from_aggregator(&f, v6, call))
+	    !sl_coll_is_job(h, call->job, call->token) ||
+	    bpf_ntohl(h->key) != call->key || bpf_ntohl(h->epoch) >> 16 != call->incarnation || !sl_is_from(&f, v6, call->aggregator, call->aggregator_port))
 		return XDP_PASS;
 	return v6 ? sl_coll_result_v6(ctx, ip_at) : sl_coll_result_v4(ctx, ip_at);
 }

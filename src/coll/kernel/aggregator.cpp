@@ -144,19 +144,14 @@ void KernelAggregator::destroy(Outbox& out) {
 }
 
 Result<std::uint64_t> KernelAggregator::counter(sl_coll_counter index) const {
-  std::uint64_t sum = Coordinator::counter(index);
-  std::vector<std::uint64_t> all(counters_map_.transfer_bytes() / sizeof(std::uint64_t));
-  const std::uint32_t zero = 0;
-  SLUICE_CHECK(counters_map_.lookup(bpfio::bytes_of(zero), std::as_writable_bytes(std::span(all))));
-  for (std::size_t at = index; at < all.size(); at += SL_COLL_COUNTER_COUNT) sum += all[at];
-  return sum;
+  SLUICE_TRY(sums, bpfio::sum_per_cpu(counters_map_));
+  return sums[index] + Coordinator::counter(index);
 }
 
-// Without the lock: what it decides holds for any earlier state of the entry too, or the packet comes again.
 sl_coll_entry KernelAggregator::entry(std::uint32_t index) const {
   std::vector<std::byte> value(slots_.transfer_bytes());
   sl_coll_entry head{};
-  if (slots_.lookup(bpfio::bytes_of(index), value)) std::memcpy(&head, value.data() + SL_COLL_SLOT_ENTRY, sizeof head);
+  if (slots_.lookup_locked(bpfio::bytes_of(index), value)) std::memcpy(&head, value.data() + SL_COLL_SLOT_ENTRY, sizeof head);
   return head;
 }
 

@@ -16,7 +16,6 @@ namespace {
 constexpr std::size_t kRoom = std::size_t{4} * SL_COLL_WORDS_MAX;  // of a chunk in a map
 constexpr std::size_t kCarriedBytes = std::size_t{64} << 20;
 constexpr std::uint64_t kLook_ns = 1'000'000;  // how often lost packets are looked for
-constexpr int kShiftMax = 40;
 
 }  // namespace
 
@@ -137,7 +136,7 @@ void KernelMember::contribute(std::size_t index, unsigned tries, Outbox& out) {
   if (call.scaled) {
     header.exponent = at.exponent;
     header.next_exponent = about(index + config_.window).own_exponent;
-    const int shift = std::min(at.exponent - at.own_exponent + call.headroom, kShiftMax);
+    const int shift = at.exponent - at.own_exponent + call.headroom;
     for (std::size_t i = 0; i < payload.size(); i += 4) {
       std::int32_t word;
       std::memcpy(&word, payload.data() + i, 4);
@@ -227,12 +226,8 @@ Result<bpfio::Program> KernelMember::program() const {
 }
 
 Result<std::uint64_t> KernelMember::counter(sl_coll_member_counter index) const {
-  std::vector<std::uint64_t> all(maps_.counters.transfer_bytes() / sizeof(std::uint64_t));
-  const std::uint32_t zero = 0;
-  SLUICE_CHECK(maps_.counters.lookup(bpfio::bytes_of(zero), std::as_writable_bytes(std::span(all))));
-  std::uint64_t sum = 0;
-  for (std::size_t at = index; at < all.size(); at += SL_COLL_MEMBER_COUNTER_COUNT) sum += all[at];
-  return sum;
+  SLUICE_TRY(sums, bpfio::sum_per_cpu(maps_.counters));
+  return sums[index];
 }
 
 }  // namespace sluice::coll

@@ -32,10 +32,10 @@ class KernelMember : public Member {
   // All or nothing. Called in the namespace of the interface.
   static Result<std::unique_ptr<KernelMember>> start(KernelMemberConfig config);
 
-  void receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out);
-  void tick(std::uint64_t now_ns, Outbox& out);  // also after wake_fd()
-  std::uint64_t next_tick_ns() const;
-  int wake_fd() const { return ended_.fd(); }
+  void receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out) override;
+  void tick(std::uint64_t now_ns, Outbox& out) override;
+  std::uint64_t next_tick_ns() const override;
+  int wake_fd() const override { return ended_.fd(); }
   Result<std::uint64_t> counter(sl_coll_member_counter index) const;
   Result<bpfio::Program> program() const;
 

@@ -69,9 +69,11 @@ class Member {
   void leave(std::uint64_t now_ns, Outbox& out);
   // One call at a time. An error changes nothing: the others may still make the call.
   Status begin(const Call& call, std::uint64_t now_ns, Outbox& out);
-  void receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out);
-  void tick(std::uint64_t now_ns, Outbox& out);
-  std::uint64_t next_tick_ns() const;
+  virtual void receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out);
+  virtual void tick(std::uint64_t now_ns, Outbox& out);
+  virtual std::uint64_t next_tick_ns() const;
+  // Readable when tick() has something to do besides; -1 = never.
+  virtual int wake_fd() const { return -1; }
 
   State state() const { return state_; }
   // Of the call that ended, or why joining failed; once. After kFailed nothing works any more but a new Member.

@@ -179,4 +179,29 @@ static __always_inline __u64 sl_mapped(__be32 addr)
 	return (__u64)addr << 32 | bpf_htonl(0xffff);
 }
 
+/* The frame is from this address (IPv4 mapped) and port. */
+static __always_inline bool sl_is_from(const struct sl_frame *f, bool v6, const __u8 *address, __be16 port)
+{
+	const __u64 *addr = (const void *)address;
+
+	if (f->udp->source != port)
+		return false;
+	if (v6) {
+		const __u64 *from = (const void *)&((struct ipv6hdr *)f->ip)->saddr;
+
+		return from[0] == addr[0] && from[1] == addr[1];
+	}
+	return !addr[0] && sl_mapped(((struct iphdr *)f->ip)->saddr) == addr[1];
+}
+
+static __always_inline __u64 sl_coll_position(const struct sl_coll_header *h)
+{
+	return (__u64)(bpf_ntohl(h->epoch) & 0xffff) << 32 | bpf_ntohl(h->seq);
+}
+
+static __always_inline bool sl_coll_is_job(const struct sl_coll_header *h, __u16 job, __u64 token)
+{
+	return bpf_ntohs(h->job) == job && ((__u64)bpf_ntohl(h->token[0]) << 32 | bpf_ntohl(h->token[1])) == token;
+}
+
 #endif
