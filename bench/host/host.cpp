@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// What the measurements share: clocks, limits, populations of sockets.
+// What the measurements share: populations of sockets.
 #include "host/host.h"
-
-#include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 
@@ -14,7 +11,6 @@ namespace {
 using test::Millis;
 using test::Traffic;
 
-constexpr std::uint64_t kNsPerS = 1'000'000'000;
 // No faster than this, or the queues of the listeners overflow and connections wait a second for another SYN.
 constexpr std::uint64_t kOpen_per_s = 20'000;
 constexpr int kListeners = 8;  // their queues hold 4096 each
@@ -22,24 +18,7 @@ constexpr std::uint16_t kFirstPort = 5000;
 constexpr std::uint64_t kPerProcess = 16'000;  // below the 20,000 descriptors that a process may have here and there
 constexpr Millis kOpenTimeout(300000);
 
-std::uint64_t clock_ns(clockid_t clock) {
-  timespec now{};
-  ::clock_gettime(clock, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * kNsPerS + static_cast<std::uint64_t>(now.tv_nsec);
-}
-
 }  // namespace
-
-std::uint64_t now_ns() { return clock_ns(CLOCK_MONOTONIC); }
-std::uint64_t thread_cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
-
-Status raise_descriptor_limit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return fail_errno(errno, "cannot read the limit of descriptors");
-  limit.rlim_cur = limit.rlim_max;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return fail_errno(errno, "cannot allow {} descriptors", limit.rlim_max);
-  return {};
-}
 
 Result<HeldConnections> hold_connections(const test::Host& host, std::uint64_t connections, std::uint64_t period_ms) {
   SLUICE_CHECK(host.set_sysctl("net.ipv4.ip_local_port_range", "10000 65535"));

@@ -1,33 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// The measurements of `bench host`, one function each. A function adds to the report what it measured; an error means that it
-// measured nothing. What each one does and means: docs/benchmarks.md.
+// The measurements of `bench host`, one function each. What each one does and means: docs/benchmarks.md.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "agent.h"
 #include "base/result.h"
 #include "bpfio/link.h"
 #include "harness/topology.h"
 #include "harness/traffic.h"
-#include "report.h"
+#include "suite.h"
 
 namespace sluice::bench {
-
-struct Run {
-  const Workspace& workspace;
-  bool quick;
-  std::uint64_t seed;
-  Report& report;
-
-  template <class T>
-  T size(T full, T small) const {
-    return quick ? small : full;
-  }
-};
 
 Status measure_lookups(Run& run);        // lookup.sk_storage_ns, lookup.lpm_ns
 Status measure_connect(Run& run);        // connect.overhead_ns
@@ -53,11 +39,5 @@ struct HeldConnections {
 };
 // `period_ms`: between two requests of each connection. At least one request is made.
 Result<HeldConnections> hold_connections(const test::Host& host, std::uint64_t connections, std::uint64_t period_ms);
-
-// As many descriptors as this process may have, for it and its children.
-Status raise_descriptor_limit();
-
-std::uint64_t now_ns();         // CLOCK_MONOTONIC
-std::uint64_t thread_cpu_ns();  // of the calling thread: others on the machine are not counted
 
 }  // namespace sluice::bench

@@ -306,6 +306,12 @@ Status Object::set_max_entries(const std::string& map, std::uint32_t max_entries
   return checked(bpf_map__set_max_entries(found, max_entries), fmt::format("cannot size {} of {}", map, name_));
 }
 
+Status Object::set_value_size(const std::string& map, std::uint32_t bytes) {
+  bpf_map* found = find_map(object_.get(), map);
+  if (found == nullptr) return no_such("map", map, name_);
+  return checked(bpf_map__set_value_size(found, bytes), fmt::format("cannot size the values of {} of {}", map, name_));
+}
+
 Status Object::set_autoload(const std::string& program, bool load) {
   bpf_program* found = bpf_object__find_program_by_name(object_.get(), program.c_str());
   if (found == nullptr) return no_such("program", program, name_);

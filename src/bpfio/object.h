@@ -52,6 +52,7 @@ class Object {
   // of entries holds.
   Status reuse_map(const std::string& map, const MapFd& existing);
   Status set_max_entries(const std::string& map, std::uint32_t max_entries);
+  Status set_value_size(const std::string& map, std::uint32_t bytes);
   // Left out: the program is not verified, the map not created.
   Status set_autoload(const std::string& program, bool load);
   Status set_autocreate(const std::string& map, bool create);

@@ -3,6 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/udp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr std::size_t kBatch = 64;
 constexpr std::size_t kPacketMax = sizeof(sl_coll_header) + 4 * SL_COLL_WORDS_MAX;
+constexpr std::size_t kMessageMax = 65'000;  // of datagrams that the kernel cuts
 constexpr int kBuffer = 4 << 20;  // bytes; the kernel grants what its limits allow
 
 sockaddr_in6 to_socket(const Address& address) {
@@ -58,35 +60,75 @@ Result<UdpPort> UdpPort::open(const Address& local) {
   return port;
 }
 
+// How many of the first datagrams can be one message.
+std::size_t UdpPort::run_of(std::span<const Datagram> datagrams) const {
+  const std::size_t size = datagrams[0].bytes.size();
+  std::size_t count = 1, total = size;
+  while (segments_ && count < datagrams.size() && datagrams[count - 1].bytes.size() == size) {
+    const Datagram& next = datagrams[count];
+    if (next.to != datagrams[0].to || next.bytes.size() > size || total + next.bytes.size() > kMessageMax) break;
+    total += next.bytes.size();
+    count++;
+  }
+  return count;
+}
+
 Status UdpPort::send(std::span<const Datagram> datagrams) {
+  struct alignas(cmsghdr) Control {
+    char bytes[CMSG_SPACE(sizeof(std::uint16_t))];
+  };
   std::array<mmsghdr, kBatch> messages;
+  std::array<Control, kBatch> controls;
+  std::array<std::size_t, kBatch> counts;
   std::array<iovec, kBatch> parts;
   std::array<sockaddr_in6, kBatch> addresses;
   while (!datagrams.empty()) {
-    const std::size_t count = std::min(kBatch, datagrams.size());
-    for (std::size_t i = 0; i < count; i++) {
-      addresses[i] = to_socket(datagrams[i].to);
-      parts[i] = {const_cast<std::uint8_t*>(datagrams[i].bytes.data()), datagrams[i].bytes.size()};
-      messages[i] = {};
-      messages[i].msg_hdr.msg_name = &addresses[i];
-      messages[i].msg_hdr.msg_namelen = sizeof addresses[i];
-      messages[i].msg_hdr.msg_iov = &parts[i];
-      messages[i].msg_hdr.msg_iovlen = 1;
+    const auto batch = datagrams.first(std::min(kBatch, datagrams.size()));
+    unsigned made = 0;
+    for (std::size_t i = 0; i < batch.size(); i += counts[made++]) {
+      const std::size_t count = counts[made] = run_of(batch.subspan(i));
+      addresses[made] = to_socket(batch[i].to);
+      for (std::size_t j = i; j < i + count; j++)
+        parts[j] = {const_cast<std::uint8_t*>(batch[j].bytes.data()), batch[j].bytes.size()};
+      msghdr& message = messages[made].msg_hdr = {};
+      message.msg_name = &addresses[made];
+      message.msg_namelen = sizeof addresses[made];
+      message.msg_iov = &parts[i];
+      message.msg_iovlen = count;
+      if (count == 1) continue;
+      message.msg_control = &controls[made];
+      message.msg_controllen = sizeof controls[made];
+      cmsghdr* control = CMSG_FIRSTHDR(&message);
+      control->cmsg_level = SOL_UDP;
+      control->cmsg_type = UDP_SEGMENT;
+      control->cmsg_len = CMSG_LEN(sizeof(std::uint16_t));
+      const auto size = static_cast<std::uint16_t>(batch[i].bytes.size());
+      std::memcpy(CMSG_DATA(control), &size, sizeof size);
     }
-    const int sent = ::sendmmsg(fd_.get(), messages.data(), static_cast<unsigned>(count), 0);
+    const int sent = ::sendmmsg(fd_.get(), messages.data(), made, 0);
+    // Not where checksums are not left to the device, before Linux 6.10; not where a datagram is longer than the path's MTU.
+    if (sent < 0 && counts[0] > 1 && (errno == EIO || errno == EINVAL || errno == EMSGSIZE)) {
+      segments_ = false;
+      continue;
+    }
     if (sent < 0 && !passing(errno)) return fail_errno(errno, "cannot send to UDP port {}", datagrams[0].to.port);
-    if (sent <= 0) dropped_++;
-    datagrams = datagrams.subspan(sent > 0 ? static_cast<std::size_t>(sent) : 1);
+    std::size_t gone = 0;
+    for (int i = 0; i < sent; i++) gone += counts[static_cast<std::size_t>(i)];
+    if (sent <= 0) dropped_ += gone = counts[0];
+    datagrams = datagrams.subspan(gone);
   }
   return {};
 }
 
-Status UdpPort::receive(int timeout_ms, std::vector<Arrival>& arrivals, int wake_fd) {
+Status wait_readable(std::span<const int> fds, int timeout_ms) {
+  std::vector<pollfd> waiting;
+  for (const int fd : fds) waiting.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  if (::poll(waiting.data(), waiting.size(), timeout_ms) < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for packets");
+  return {};
+}
+
+Status UdpPort::receive(std::vector<Arrival>& arrivals) {
   arrivals.clear();
-  pollfd waiting[] = {{.fd = fd_.get(), .events = POLLIN, .revents = 0}, {.fd = wake_fd, .events = POLLIN, .revents = 0}};
-  const int ready = ::poll(waiting, std::size(waiting), timeout_ms);
-  if (ready < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for UDP packets");
-  if (ready <= 0 || waiting[0].revents == 0) return {};
   // One byte more than the largest packet: what is longer is not ours, and must not look like it.
   thread_local std::vector<std::array<std::uint8_t, kPacketMax + 1>> buffers(kBatch);
   std::array<mmsghdr, kBatch> messages;

@@ -63,11 +63,15 @@ struct {
 	__type(value, struct sl_coll_member);
 } sl_coll_members SEC(".maps");
 
-/* Where the last packet of a KEY came from: what goes to it leaves by the same way, and follows a neighbour that changes. */
+/*
+ * Where the last packet of a KEY came from, and to which address of ours: what goes to it leaves by the same way, and follows a neighbour
+ * that changes.
+ */
 struct next_hop {
 	__u8 member[ETH_ALEN];
 	__u8 ours[ETH_ALEN];
 	__u32 pad;
+	__u8 address[16];	/* IPv4: the first four bytes */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -173,7 +177,7 @@ static __always_inline bool cut_values(struct xdp_md *ctx, __u32 ip_at, bool v6,
 }
 
 /*
- * Makes a frame that came from some member, and was for us, one from us to `member`. Lengths are right already. `words`: ones' complement
+ * Makes a frame that came from some member one from us to `member`. Lengths are right already. `words`: ones' complement
  * sum of what UDP carries.
  */
 static __always_inline void address(const struct sl_frame *f, bool v6, const struct sl_coll_member *member,
@@ -188,12 +192,12 @@ static __always_inline void address(const struct sl_frame *f, bool v6, const str
 	if (v6) {
 		struct ipv6hdr *ip = f->ip;
 
-		ip->saddr = ip->daddr;
+		__builtin_memcpy(&ip->saddr, hop->address, sizeof(ip->saddr));
 		__builtin_memcpy(&ip->daddr, member->addr, sizeof(ip->daddr));
 	} else {
 		struct iphdr *ip = f->ip;
 
-		ip->saddr = ip->daddr;
+		__builtin_memcpy(&ip->saddr, hop->address, sizeof(ip->saddr));
 		__builtin_memcpy(&ip->daddr, member->addr + 12, sizeof(ip->daddr));
 	}
 	sl_frame_finish(f, v6, words);
@@ -457,6 +461,10 @@ static __always_inline int contribution(struct xdp_md *ctx, __u32 ip_at, bool v6
 	member->heard_ns = bpf_ktime_get_coarse_ns();
 	__builtin_memcpy(hop->member, f.eth->h_source, ETH_ALEN);
 	__builtin_memcpy(hop->ours, f.eth->h_dest, ETH_ALEN);
+	if (v6)
+		__builtin_memcpy(hop->address, &((struct ipv6hdr *)f.ip)->daddr, sizeof(struct in6_addr));
+	else
+		__builtin_memcpy(hop->address, &((struct iphdr *)f.ip)->daddr, sizeof(__be32));
 	switch (decision) {
 	case DECIDED_STALE:
 		count->of[SL_COLL_STALE]++;

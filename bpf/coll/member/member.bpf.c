@@ -23,9 +23,12 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 #define SHIFT_MAX 40		/* from there on nothing is left of a mantissa */
 #define EXPONENT_MAX 128	/* of the largest f32 */
 
-struct values {
-	__u8 bytes[SL_COLL_VALUE_BYTES];
-};
+/*
+ * Chunks lie in the maps one behind the other, so that a chunk of the size of its place can be used where it is. Linux 6.1 verifies
+ * places of a size that is known when this is compiled; so there is a program for each.
+ */
+#define PLACE_BYTES (SL_COLL_WORDS_DEFAULT * 4)
+#define PLACE_BYTES_LARGE SL_COLL_VALUE_BYTES
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -43,7 +46,7 @@ struct {
 	__type(value, struct sl_coll_flight);
 } sl_coll_flights SEC(".maps");
 
-/* The agent sizes these three to the chunks that are carried at once, sl_coll_chunks to W more. */
+/* The agent sizes these three to the chunks that are carried at once, sl_coll_chunks to W more; values to the place that its program is for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -56,8 +59,8 @@ struct values_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct values);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, PLACE_BYTES_LARGE);
 };
 struct values_map sl_coll_input SEC(".maps");
 struct values_map sl_coll_output SEC(".maps");
@@ -111,8 +114,8 @@ static __always_inline __u32 bytes_of_chunk(const struct sl_coll_call *call, __u
 }
 
 /* The frame becomes the contribution of `chunk`. False: there is no room for it, and the frame is spoilt. */
-static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, const struct sl_coll_call *call, __u32 chunk,
-				   const struct sl_coll_chunk *about, struct sl_frame *f)
+static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, __u32 place, const struct sl_coll_call *call,
+				   __u32 chunk, const struct sl_coll_chunk *about, struct sl_frame *f)
 {
 	__u32 udp_length = sizeof(struct udphdr) + sizeof(struct sl_coll_header), bytes = bytes_of_chunk(call, chunk), ahead, shift;
 	__u32 length = ip_at + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
@@ -120,10 +123,10 @@ static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, con
 	struct sl_coll_sums sums = {};
 	const struct sl_coll_chunk *later;
 	struct sl_coll_header *h;
-	struct values *input;
+	__u8 *input;
 
 	input = bpf_map_lookup_elem(&sl_coll_input, &chunk);
-	if (!input || bytes > SL_COLL_VALUE_BYTES)
+	if (!input || bytes > place)
 		return false;
 	udp_length += bytes;
 	length += udp_length;
@@ -149,10 +152,10 @@ static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, con
 		h->next_exponent = bpf_htons(later ? later->own_exponent : SL_COLL_EXPONENT_NONE);
 		sl_coll_sum_header(h, &sums);
 		shift = (__u32)(about->exponent - about->own_exponent) + call->headroom;
-		sl_each(SL_PASS_SCALED, f, bytes, input->bytes, shift < SHIFT_MAX ? shift : SHIFT_MAX, &sums);
+		sl_each_of(place, SL_PASS_SCALED, f, bytes, input, shift < SHIFT_MAX ? shift : SHIFT_MAX, &sums);
 	} else {
 		sl_coll_sum_header(h, &sums);
-		sl_each(SL_PASS_ANSWER, f, bytes, input->bytes, 0, &sums);
+		sl_each_of(place, SL_PASS_ANSWER, f, bytes, input, 0, &sums);
 	}
 	residue = sl_coll_residue(&sums);
 	h->integrity = bpf_htonl((__u32)residue);
@@ -161,7 +164,7 @@ static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, con
 }
 
 /* A result for a chunk of the call. Returns the XDP verdict. */
-static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
+static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6, __u32 place)
 {
 	struct sl_coll_chunk *about, *later;
 	struct sl_coll_sums sums = {};
@@ -169,7 +172,7 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 	struct sl_coll_header *h;
 	struct counters *count;
 	struct sl_coll_call *call;
-	struct values *output;
+	__u8 *output;
 	struct sl_frame f;
 	__u32 zero = 0, slot, chunk, next, bytes, length, chunks;
 	__u64 position, sent_ns, now;
@@ -208,13 +211,13 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 	good = h->op == call->op && h->dtype == call->dtype &&
 	       bpf_ntohl(h->frag_offset) == call->first_element + chunk * call->chunk_elements &&
 	       (__s16)bpf_ntohs(h->exponent) == (call->scaled ? about->exponent : call->exponent) &&
-	       length == sizeof(struct udphdr) + sizeof(*h) + bytes && bytes <= SL_COLL_VALUE_BYTES &&
+	       length == sizeof(struct udphdr) + sizeof(*h) + bytes && bytes <= place &&
 	       (void *)(h + 1) + bytes <= f.end;
 	if (good && call->scaled)	/* the maximum of all: not below what we said */
 		good = later && next_exponent >= later->own_exponent && next_exponent <= EXPONENT_MAX;
 	if (good) {
 		sl_coll_sum_header(h, &sums);
-		sl_each(SL_PASS_STORE, &f, bytes, output->bytes, 0, &sums);
+		sl_each_of(place, SL_PASS_STORE, &f, bytes, output, 0, &sums);
 		good = (__u32)sl_coll_residue(&sums) == bpf_ntohl(h->integrity);
 	}
 	if (!good) {
@@ -231,7 +234,7 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 	if (call->scaled && later)
 		later->exponent = next_exponent;
 	if (next < chunks) {
-		good = later && refill(ctx, ip_at, v6, call, next, later, &f);
+		good = later && refill(ctx, ip_at, v6, place, call, next, later, &f);
 		count->of[good ? SL_COLL_MEMBER_SENT : SL_COLL_MEMBER_NO_ROOM]++;
 		WRITE_ONCE(flight->sent_ns, good ? now : 0);
 		__sync_lock_test_and_set(&flight->position, call->position + next + 1);
@@ -249,30 +252,61 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6)
 /* Functions of their own: verified once, with or without a VLAN tag. */
 __noinline int sl_coll_result_v4(struct xdp_md *ctx, __u32 ip_at)
 {
-	return result(ctx, ip_at, false);
+	return result(ctx, ip_at, false, PLACE_BYTES);
 }
 
 __noinline int sl_coll_result_v6(struct xdp_md *ctx, __u32 ip_at)
 {
-	return result(ctx, ip_at, true);
+	return result(ctx, ip_at, true, PLACE_BYTES);
+}
+
+__noinline int sl_coll_large_result_v4(struct xdp_md *ctx, __u32 ip_at)
+{
+	return result(ctx, ip_at, false, PLACE_BYTES_LARGE);
+}
+
+__noinline int sl_coll_large_result_v6(struct xdp_md *ctx, __u32 ip_at)
+{
+	return result(ctx, ip_at, true, PLACE_BYTES_LARGE);
+}
+
+/* Where the IP header of a result for the call under way is; 0: the frame is something else. */
+static __always_inline __u32 result_at(struct xdp_md *ctx, bool *v6)
+{
+	__u32 ip_at = sl_ip_at(ctx, v6), zero = 0;
+	struct sl_coll_call *call;
+	struct sl_coll_header *h;
+	struct sl_frame f;
+
+	call = bpf_map_lookup_elem(&sl_coll_call, &zero);
+	if (!ip_at || !call || !READ_ONCE(call->chunks) || !sl_frame_at(ctx, ip_at, *v6, &f) || f.udp->dest != call->port)
+		return 0;
+	h = f.h;
+	if (h->magic != bpf_htonl(SL_COLL_MAGIC_AGGREGATE) || !(h->flags & SL_COLL_RESULT) || h->version != SL_COLL_VERSION ||
+	    !sl_coll_is_job(h, call->job, call->token) || bpf_ntohl(h->key) != call->key ||
+	    bpf_ntohl(h->epoch) >> 16 != call->incarnation || !sl_is_from(&f, *v6, call->aggregator, call->aggregator_port))
+		return 0;
+	return ip_at;
 }
 
 SEC("xdp")
 int sl_coll_take(struct xdp_md *ctx)
 {
 	bool v6 = false;
-	__u32 ip_at = sl_ip_at(ctx, &v6), zero = 0;
-	struct sl_coll_call *call;
-	struct sl_coll_header *h;
-	struct sl_frame f;
+	__u32 ip_at = result_at(ctx, &v6);
 
-	call = bpf_map_lookup_elem(&sl_coll_call, &zero);
-	if (!ip_at || !call || !READ_ONCE(call->chunks) || !sl_frame_at(ctx, ip_at, v6, &f) || f.udp->dest != call->port)
-		return XDP_PASS;
-	h = f.h;
-	if (h->magic != bpf_htonl(SL_COLL_MAGIC_AGGREGATE) || !(h->flags & SL_COLL_RESULT) || h->version != SL_COLL_VERSION ||
-	    !sl_coll_is_job(h, call->job, call->token) ||
-	    bpf_ntohl(h->key) != call->key || bpf_ntohl(h->epoch) >> 16 != call->incarnation || !sl_is_from(&f, v6, call->aggregator, call->aggregator_port))
+	if (!ip_at)
 		return XDP_PASS;
 	return v6 ? sl_coll_result_v6(ctx, ip_at) : sl_coll_result_v4(ctx, ip_at);
+}
+
+SEC("xdp")
+int sl_coll_take_large(struct xdp_md *ctx)
+{
+	bool v6 = false;
+	__u32 ip_at = result_at(ctx, &v6);
+
+	if (!ip_at)
+		return XDP_PASS;
+	return v6 ? sl_coll_large_result_v6(ctx, ip_at) : sl_coll_large_result_v4(ctx, ip_at);
 }

@@ -13,16 +13,23 @@
 namespace sluice::coll {
 namespace {
 
-constexpr std::size_t kRoom = std::size_t{4} * SL_COLL_WORDS_MAX;  // of a chunk in a map
+// A program for each size of a chunk's place in the maps.
+struct Take {
+  const char* program;
+  std::size_t place;
+};
+constexpr Take kTakes[] = {{"sl_coll_take", std::size_t{4} * SL_COLL_WORDS_DEFAULT},
+                           {"sl_coll_take_large", std::size_t{4} * SL_COLL_WORDS_MAX}};
 constexpr std::size_t kCarriedBytes = std::size_t{64} << 20;
 constexpr std::uint64_t kLook_ns = 1'000'000;  // how often lost packets are looked for
 
 }  // namespace
 
-KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t capacity, Maps maps, bpfio::RingBuffer ended,
-                           bpfio::Link link)
+KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t place, std::size_t capacity, Maps maps,
+                           bpfio::RingBuffer ended, bpfio::Link link)
     : Member(config.member),
       port_(config.port),
+      place_(place),
       capacity_(capacity),
       maps_(std::move(maps)),
       ended_(std::move(ended)),
@@ -32,11 +39,15 @@ KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t capacit
 Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig config) {
   SLUICE_CHECK(check(config.member));
   config.member.mode = SL_COLL_KERNEL;
-  const std::size_t capacity =
-      std::max<std::size_t>(config.member.window, (config.carried_bytes ? config.carried_bytes : kCarriedBytes) / kRoom);
+  const Take& take = kTakes[config.member.words > SL_COLL_WORDS_DEFAULT];
+  const std::size_t carried = config.carried_bytes ? config.carried_bytes : kCarriedBytes;
+  const std::size_t capacity = std::max<std::size_t>(config.member.window, (carried + take.place - 1) / take.place);
   SLUICE_TRY(object, bpfio::Object::open_file(config.object));
-  for (const char* name : {"sl_coll_input", "sl_coll_output"})
+  for (const char* name : {"sl_coll_input", "sl_coll_output"}) {
+    SLUICE_CHECK(object.set_value_size(name, static_cast<std::uint32_t>(take.place)));
     SLUICE_CHECK(object.set_max_entries(name, static_cast<std::uint32_t>(capacity)));
+  }
+  for (const Take& other : kTakes) SLUICE_CHECK(object.set_autoload(other.program, &other == &take));
   SLUICE_CHECK(object.set_max_entries("sl_coll_chunks", static_cast<std::uint32_t>(capacity + config.member.window)));
   SLUICE_CHECK(object.load());
   const auto memory = [&](const char* name) -> Result<bpfio::MapMemory> {
@@ -51,10 +62,10 @@ Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig con
   SLUICE_TRY(counters, object.map("sl_coll_member_counters"));
   SLUICE_TRY(ended_map, object.map("sl_coll_ended"));
   SLUICE_TRY(ended, bpfio::RingBuffer::open(ended_map));
-  SLUICE_TRY(program, object.program("sl_coll_take"));
+  SLUICE_TRY(program, object.program(take.program));
   SLUICE_TRY(link, bpfio::Link::attach_xdp(program, config.interface));
   Maps maps{std::move(call), std::move(flights), std::move(chunks), std::move(input), std::move(output), std::move(counters)};
-  return std::unique_ptr<KernelMember>(new KernelMember(config, capacity, std::move(maps), std::move(ended), std::move(link)));
+  return std::unique_ptr<KernelMember>(new KernelMember(config, take.place, capacity, std::move(maps), std::move(ended), std::move(link)));
 }
 
 bool KernelMember::carry(std::uint64_t now_ns, Outbox& out) {
@@ -64,15 +75,20 @@ bool KernelMember::carry(std::uint64_t now_ns, Outbox& out) {
   return true;
 }
 
+bool KernelMember::contiguous() const { return plain() && chunk_elements_ * element() == place_; }
+
 void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
   const std::size_t window = config_.window;
   count_ = std::min(chunks_.size() - piece_, capacity_);
   position_ = next_position_;
   next_position_ += count_;
 
-  Header header = call_header(position_);
+  const std::size_t first_element = first_of(piece_), last = piece_ + count_ - 1;
+  if (contiguous()) {
+    const std::uint8_t* from = call_.input.data() + first_element * element();
+    if (from != input().data()) std::memcpy(input().data(), from, (first_of(last) + count_of(last) - first_element) * element());
+  }
   Bytes payload;
-  std::size_t full_bytes = 0;
   for (std::size_t i = 0; i < count_ + window; i++) {
     const std::size_t chunk = piece_ + i;
     const bool exists = chunk < chunks_.size();
@@ -81,13 +97,15 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
     at.own_exponent = static_cast<std::int16_t>(exists ? chunks_[chunk].own_exponent : SL_COLL_EXPONENT_NONE);
     at.exponent = static_cast<std::int16_t>(exists ? chunks_[chunk].agreed_exponent : SL_COLL_EXPONENT_NONE);
     if (i >= count_) continue;
+    at.flags = flags_of(chunk);
+    if (contiguous()) continue;
     Header own = call_header(position_ + i);
-    payload.clear();
     fill_chunk(chunk, own, payload, Exponent::kOwn);
     at.flags = own.flags;
-    std::memcpy(maps_.input.bytes().data() + i * kRoom, payload.data(), payload.size());
-    if (i == 0) full_bytes = payload.size();
+    std::ranges::copy(payload, input_of(i).begin());
   }
+  const Header header = call_header(position_);
+  const std::size_t wire = wire_size(header);
 
   sl_coll_call& call = call_in_kernel();
   call = {};
@@ -100,10 +118,10 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
   call.members = config_.members;
   call.incarnation = incarnation();
   call.window = config_.window;
-  call.first_element = static_cast<std::uint32_t>(first_of(piece_));
+  call.first_element = static_cast<std::uint32_t>(first_element);
   call.chunk_elements = static_cast<std::uint32_t>(chunk_elements_);
-  call.chunk_bytes = static_cast<std::uint32_t>(full_bytes);
-  call.last_bytes = static_cast<std::uint32_t>(payload.size());
+  call.chunk_bytes = static_cast<std::uint32_t>(count_of(piece_) * wire);
+  call.last_bytes = static_cast<std::uint32_t>(count_of(last) * wire);
   call.key = config_.key;
   call.op = header.op;
   call.dtype = header.dtype;
@@ -131,8 +149,8 @@ void KernelMember::contribute(std::size_t index, unsigned tries, Outbox& out) {
   header.flags = at.flags;
   header.frag_offset = static_cast<std::uint32_t>(first_of(piece_ + index));
   if (tries >= kStatusFromTry) header.flags |= SL_COLL_ACK_REQUEST;
-  const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.input.bytes().data() + index * kRoom);
-  Bytes payload(words, words + (index + 1 == count_ ? call.last_bytes : call.chunk_bytes));
+  const auto numbers = input_of(index).first(index + 1 == count_ ? call.last_bytes : call.chunk_bytes);
+  Bytes payload(numbers.begin(), numbers.end());
   if (call.scaled) {
     header.exponent = at.exponent;
     header.next_exponent = about(index + config_.window).own_exponent;
@@ -155,14 +173,14 @@ void KernelMember::end_piece() {
   std::atomic_ref(call_in_kernel().chunks).store(0, std::memory_order_release);
   for (std::size_t i = 0; i < count_ + config_.window; i++)
     if (const std::size_t chunk = piece_ + i; chunk < chunks_.size()) chunks_[chunk].agreed_exponent = about(i).exponent;
+  const bool in_place = contiguous() && call_.output.data() + first_of(piece_) * element() == output().data();
   for (std::size_t i = 0; i < count_; i++) {
     const std::size_t chunk = piece_ + i;
     const std::uint8_t flags = about(i).result_flags;
     chunks_[chunk].result_flags = flags;
     if (flags & SL_COLL_OVERFLOW) overflow_ = true;
-    if (!wants(chunk)) continue;
-    const auto* words = reinterpret_cast<const std::uint8_t*>(maps_.output.bytes().data() + i * kRoom);
-    store_chunk(chunk, {words, i + 1 == count_ ? call.last_bytes : call.chunk_bytes});
+    if (!wants(chunk) || in_place) continue;
+    store_chunk(chunk, output_of(i).first(i + 1 == count_ ? call.last_bytes : call.chunk_bytes));
   }
   stats_.results += count_;
   piece_ += count_;

@@ -21,8 +21,7 @@ struct KernelMemberConfig {
   MemberConfig member;
   std::uint16_t port = 0;       // of the UDP socket that it is driven from
   std::uint32_t interface = 0;  // index, in the calling thread's network namespace
-  std::size_t carried_bytes =
-      0;               // of numbers, 3328 a chunk, that are carried at once; longer calls are carried piece by piece. 0: 64 MiB
+  std::size_t carried_bytes = 0;  // of numbers that are carried at once; longer calls are carried piece by piece. 0: 64 MiB
   std::string object;  // path of member.bpf.o
 };
 
@@ -36,6 +35,11 @@ class KernelMember : public Member {
   void tick(std::uint64_t now_ns, Outbox& out) override;
   std::uint64_t next_tick_ns() const override;
   int wake_fd() const override { return ended_.fd(); }
+  // Memory that the program itself reads and writes, as long as what is carried at once. A call that adds or compares integers in full
+  // chunks of 352 or 832 words, with its input at the beginning of the first and its output at that of the second, copies nothing.
+  // To be left alone during calls.
+  std::span<std::uint8_t> input() { return values(maps_.input); }
+  std::span<std::uint8_t> output() { return values(maps_.output); }
   Result<std::uint64_t> counter(sl_coll_member_counter index) const;
   Result<bpfio::Program> program() const;
 
@@ -49,7 +53,7 @@ class KernelMember : public Member {
     std::uint64_t due_ns = 0;
     unsigned tries = 0;
   };
-  KernelMember(const KernelMemberConfig& config, std::size_t capacity, Maps maps, bpfio::RingBuffer ended, bpfio::Link link);
+  KernelMember(const KernelMemberConfig& config, std::size_t place, std::size_t capacity, Maps maps, bpfio::RingBuffer ended, bpfio::Link link);
 
   bool carry(std::uint64_t now_ns, Outbox& out) override;
   bool outstanding(std::uint64_t position) const override;
@@ -59,11 +63,18 @@ class KernelMember : public Member {
   void contribute(std::size_t index, unsigned tries, Outbox& out);
   void stop_if_over();
 
+  static std::span<std::uint8_t> values(bpfio::MapMemory& memory) {
+    return {reinterpret_cast<std::uint8_t*>(memory.bytes().data()), memory.bytes().size()};
+  }
+  std::span<std::uint8_t> input_of(std::size_t index) { return input().subspan(index * place_, place_); }
+  std::span<std::uint8_t> output_of(std::size_t index) { return output().subspan(index * place_, place_); }
+  bool contiguous() const;  // the chunks of this call lie in the maps as they do in the caller's memory
   sl_coll_call& call_in_kernel() { return *reinterpret_cast<sl_coll_call*>(maps_.call.bytes().data()); }
   sl_coll_chunk& about(std::size_t index) { return reinterpret_cast<sl_coll_chunk*>(maps_.chunks.bytes().data())[index]; }
   std::uint64_t flight(std::uint64_t slot) const { return maps_.flights.load_u64(slot * sizeof(sl_coll_flight)); }
 
   std::uint16_t port_;
+  std::size_t place_;     // bytes of a chunk in the maps
   std::size_t capacity_;  // chunks
   Maps maps_;
   bpfio::RingBuffer ended_;

@@ -118,6 +118,11 @@ bool Member::scaled() const {
   return is_float(call_.dtype) && (call_.op == SL_COLL_SUM || call_.op == SL_COLL_AVERAGE) && call_.fixed_scale == 0;
 }
 
+bool Member::plain() const {
+  return (call_.dtype == SL_COLL_I32 || call_.dtype == SL_COLL_I64) &&
+         (call_.op == SL_COLL_SUM || call_.op == SL_COLL_MAX || call_.op == SL_COLL_MIN);
+}
+
 bool Member::wants(std::size_t chunk) const {
   return first_of(chunk) < call_.wanted_end && first_of(chunk) + count_of(chunk) > call_.wanted_begin;
 }
@@ -230,13 +235,18 @@ void Member::contribute(std::size_t item, std::uint64_t now_ns, Outbox& out) {
   send(*slot, now_ns, out);
 }
 
+std::uint8_t Member::flags_of(std::size_t chunk) const {
+  return static_cast<std::uint8_t>((chunk + 1 == chunks_.size() ? SL_COLL_LAST_FRAGMENT : 0) |
+                                   (wants(chunk) ? 0 : SL_COLL_NO_VALUES));
+}
+
 void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload, Exponent scale) {
   header.frag_offset = static_cast<std::uint32_t>(first_of(chunk));
-  if (chunk + 1 == chunks_.size()) header.flags |= SL_COLL_LAST_FRAGMENT;
-  if (!wants(chunk)) header.flags |= SL_COLL_NO_VALUES;
+  header.flags |= flags_of(chunk);
   if (call_.op == SL_COLL_BARRIER) return;
   const std::size_t count = count_of(chunk), wire = wire_size(header);
   const ByteSpan bytes = call_.input.subspan(first_of(chunk) * element_, count * element_);
+  if (plain()) return payload.assign(bytes.begin(), bytes.end());
   payload.resize(count * wire);
   if (!is_float(header.dtype)) {
     const auto limit = INT64_MAX / static_cast<std::int64_t>(config_.weight_sum);
@@ -381,6 +391,8 @@ bool Member::exponents_possible(const Flight& flight, const Header& header, Byte
 
 void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
   if (call_.op == SL_COLL_BARRIER) return;
+  if (plain() && !payload.empty()) std::memcpy(call_.output.data() + first_of(chunk) * element_, payload.data(), payload.size());
+  if (plain()) return;
   const auto dtype = static_cast<std::uint8_t>(call_.dtype);
   const std::size_t count = count_of(chunk);
   const bool wide = count != 0 && payload.size() == 8 * count;

@@ -107,9 +107,12 @@ class Member {
   std::size_t elements() const { return element_ ? call_.input.size() / element_ : 0; }
   std::size_t first_of(std::size_t chunk) const { return chunk * chunk_elements_; }
   std::size_t count_of(std::size_t chunk) const { return std::min(chunk_elements_, elements() - first_of(chunk)); }
+  std::size_t element() const { return element_; }
   bool wants(std::size_t chunk) const;
+  bool plain() const;   // the caller's numbers travel as they are
   bool scaled() const;  // block floating point
   Header call_header(std::uint64_t position) const;
+  std::uint8_t flags_of(std::size_t chunk) const;  // but for what its numbers say
   void fill_chunk(std::size_t chunk, Header& header, Bytes& payload, Exponent scale);
   void store_chunk(std::size_t chunk, ByteSpan payload);
 

@@ -25,6 +25,15 @@ struct sl_coll_sums {
 	__u64 b;
 };
 
+/*
+ * Adds one word. By hand, and in the place where it stands: clang keeps the sums of a block of words for its end, and spills them until then
+ * (7 instructions a word that is copied, instead of 4).
+ */
+static __always_inline void sl_coll_sum(struct sl_coll_sums *sums, __u64 word)
+{
+	asm volatile("%0 += %2\n\t%1 += %0" : "+r"(sums->a), "+r"(sums->b) : "r"(word) : "memory");
+}
+
 /* The remainder whose lower half is `integrity`. */
 static __always_inline __u64 sl_coll_residue(const struct sl_coll_sums *sums)
 {
@@ -54,8 +63,7 @@ static __always_inline void sl_coll_sum_header(const struct sl_coll_header *h, s
 	for (i = 0; i < (int)(sizeof(*h) / 4); i++) {
 		if (i == offsetof(struct sl_coll_header, integrity) / 4)
 			continue;
-		sums->a += word[i];
-		sums->b += sums->a;
+		sl_coll_sum(sums, word[i]);
 	}
 }
 

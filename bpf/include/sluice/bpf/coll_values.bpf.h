@@ -78,10 +78,8 @@ static __always_inline void sl_one_word(enum sl_pass pass, __u32 *payload, __u32
 	default:
 		break;
 	}
-	if (pass <= SL_PASS_SCALED) {
-		sums->a += word;
-		sums->b += sums->a;
-	}
+	if (pass <= SL_PASS_SCALED)
+		sl_coll_sum(sums, word);
 }
 
 /* Copies that the verifier does not tie to the original: what it learns of them in a loop would make every turn's end another state. */
@@ -92,11 +90,11 @@ static __always_inline __u32 sl_untied(__u32 value)
 }
 
 /*
- * `bytes` of payload, a multiple of the word, and all in the frame; at most SL_COLL_VALUE_BYTES. `operand`: the weight, or of SL_PASS_SCALED
+ * `bytes` of payload, a multiple of the word, and all in the frame; at most `place`, a constant. `operand`: the weight, or of SL_PASS_SCALED
  * the shift, at most 40.
  */
-static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f, __u32 bytes, __u8 *values, __u32 operand,
-				    struct sl_coll_sums *sums)
+static __always_inline void sl_each_of(__u32 place, enum sl_pass pass, const struct sl_frame *f, __u32 bytes, __u8 *values,
+				       __u32 operand, struct sl_coll_sums *sums)
 {
 	void *payload = (void *)f->eth + sl_bounded((void *)(f->h + 1) - (void *)f->eth);
 	__u32 whole = sl_untied(bytes) & ~(SL_COLL_BLOCK - 1), tail = sl_untied(bytes) & ~(SL_COLL_BLOCK - 1);
@@ -104,7 +102,7 @@ static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f,
 	__u32 step = sl_is_wide(pass) ? 8 : 4, at, i;
 	void *from, *to;
 
-	for (at = 0; at < SL_COLL_VALUE_BYTES && at < whole; at += SL_COLL_BLOCK) {
+	for (at = 0; at < place && at < whole; at += SL_COLL_BLOCK) {
 		from = payload + at;
 		to = values + at;
 		if (from + SL_COLL_BLOCK > f->end)
@@ -117,7 +115,7 @@ static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f,
 				sl_one_wide(pass, from + 4 * i, to + 4 * i, operand);
 		}
 	}
-	if (tail > SL_COLL_VALUE_BYTES - SL_COLL_BLOCK)
+	if (tail > place - SL_COLL_BLOCK)
 		return;
 	from = payload + tail;
 	to = values + tail;
@@ -129,6 +127,12 @@ static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f,
 		else
 			sl_one_word(pass, from + i, to + i, operand, sums);
 	}
+}
+
+static __always_inline void sl_each(enum sl_pass pass, const struct sl_frame *f, __u32 bytes, __u8 *values, __u32 operand,
+				    struct sl_coll_sums *sums)
+{
+	sl_each_of(SL_COLL_VALUE_BYTES, pass, f, bytes, values, operand, sums);
 }
 
 #endif

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+//
+// The measurements of `bench coll`, one function each. What each one does and means: docs/benchmarks.md.
+#pragma once
+
+#include "suite.h"
+
+namespace sluice::bench {
+
+Status measure_all_reduce(Run& run);  // allreduce.*
+Status measure_agg_ns(Run& run);      // bpf.agg_ns
+
+}  // namespace sluice::bench

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "coll/job.h"
+
+#include <arpa/inet.h>
+#include <net/if.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "suite.h"
+
+namespace sluice::bench {
+namespace {
+
+constexpr std::uint64_t kToken = 0x0123456789abcdef;
+constexpr std::uint64_t kPatience_ns = 60'000'000'000;
+
+template <class T>
+Result<T> in_host(const test::Host& host, const std::function<Result<T>()>& make) {
+  std::optional<T> made;
+  SLUICE_CHECK(host.call([&]() -> Status {
+    SLUICE_TRY(value, make());
+    made.emplace(std::move(value));
+    return {};
+  }));
+  return std::move(*made);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Job>> Job::start(const Wires& wires, const JobSpec& spec) {
+  std::unique_ptr<Job> job(new Job);
+  const auto members = static_cast<std::uint16_t>(wires.spec().members);
+  job->members_.resize(members);
+  for (unsigned s = 0; s < wires.spec().aggregators; s++) {
+    const test::Host& center = wires.aggregator(s);
+    SLUICE_TRY(center_port, (in_host<coll::UdpPort>(center, [] { return coll::UdpPort::open({}); })));
+    coll::KernelAggregatorConfig config;
+    config.object = build_file("bundles/aggregate/1.0.0/aggregate.bpf.o");
+    sl_coll_job& about = config.aggregator.job;
+    about.token = kToken;
+    about.weight_sum = members;
+    about.job = static_cast<std::uint16_t>(s + 1);
+    about.members = about.contributors = members;
+    about.incarnation = 1;
+    about.window = spec.window;
+    about.words = spec.words;
+    about.port = htons(center_port.local().port);
+    config.aggregator.dead_after_ns = kPatience_ns;
+    for (unsigned i = 0; i < members; i++) {
+      SLUICE_TRY(port, (in_host<coll::UdpPort>(wires.member(i),
+                                               [&] { return coll::UdpPort::open(wires.member_address(i, s)); })));
+      sl_coll_member member{};
+      member.port = htons(port.local().port);
+      member.weight = 1;
+      std::ranges::copy(port.local().ip, std::begin(member.addr));
+      config.aggregator.members.push_back(member);
+      coll::Address aggregator = wires.aggregator_address(i, s);
+      aggregator.port = center_port.local().port;
+      SLUICE_TRY(stream, (in_host<std::unique_ptr<coll::KernelMember>>(wires.member(i), [&] {
+                   return coll::KernelMember::start({.member = {.token = kToken,
+                                                                .weight_sum = members,
+                                                                .instance = i + 1,
+                                                                .job = about.job,
+                                                                .members = members,
+                                                                .window = spec.window,
+                                                                .words = spec.words,
+                                                                .key = static_cast<std::uint8_t>(i),
+                                                                .aggregator = aggregator},
+                                                     .port = port.local().port,
+                                                     .interface = ::if_nametoindex(fmt::format("eth{}", s).c_str()),
+                                                     .carried_bytes = spec.carried_bytes,
+                                                     .object = build_file("bundles/member/1.0.0/member.bpf.o")});
+                 })));
+      job->members_[i].ports.push_back(std::move(port));
+      job->members_[i].streams.push_back(std::move(stream));
+    }
+    SLUICE_TRY(aggregator, (in_host<std::unique_ptr<coll::KernelAggregator>>(center, [&] {
+                 for (unsigned i = 0; i < members; i++)
+                   config.interfaces.push_back(::if_nametoindex(wires.aggregator_interface(i).c_str()));
+                 return coll::KernelAggregator::start(config);
+               })));
+    job->ports_.push_back(std::move(center_port));
+    job->aggregators_.push_back(std::move(aggregator));
+  }
+  return job;
+}
+
+Status Job::serve() {
+  std::vector<coll::Station<coll::KernelAggregator>> stations;
+  for (std::size_t s = 0; s < ports_.size(); s++) stations.push_back({&ports_[s], aggregators_[s].get()});
+  return coll::drive(std::span<const coll::Station<coll::KernelAggregator>>(stations), RealClock(),
+                     [this] { return stopped_.load(); });
+}
+
+Result<std::uint64_t> Job::counter(sl_coll_counter index) const {
+  std::uint64_t sum = 0;
+  for (const auto& aggregator : aggregators_) {
+    SLUICE_TRY(value, aggregator->counter(index));
+    sum += value;
+  }
+  return sum;
+}
+
+Result<std::uint64_t> Job::counter(sl_coll_member_counter index) const {
+  std::uint64_t sum = 0;
+  for (const JobMember& member : members_)
+    for (const auto& stream : member.streams) {
+      SLUICE_TRY(value, stream->counter(index));
+      sum += value;
+    }
+  return sum;
+}
+
+Status JobMember::until_not(coll::Member::State state) {
+  std::vector<coll::Station<coll::KernelMember>> stations;
+  for (std::size_t s = 0; s < ports.size(); s++) stations.push_back({&ports[s], streams[s].get()});
+  SLUICE_CHECK(coll::drive(std::span<const coll::Station<coll::KernelMember>>(stations), RealClock(), [&] {
+    return std::ranges::none_of(streams, [&](const auto& stream) { return stream->state() == state; });
+  }));
+  for (const auto& stream : streams)
+    if (stream->state() == coll::Member::State::kFailed) return tl::unexpected<Error>(stream->failure());
+  return {};
+}
+
+Status JobMember::join() {
+  coll::Outbox out;
+  for (std::size_t s = 0; s < ports.size(); s++) {
+    streams[s]->join(now_ns(), out);
+    SLUICE_CHECK(ports[s].send(out));
+    out.clear();
+  }
+  return until_not(coll::Member::State::kJoining);
+}
+
+std::size_t part_of(std::size_t bytes, std::size_t streams, std::size_t stream) {
+  const std::size_t words = bytes / 8;
+  return 8 * (words * (stream + 1) / streams - words * stream / streams);
+}
+
+std::vector<std::span<std::uint8_t>> JobMember::inputs(std::size_t bytes) const {
+  std::vector<std::span<std::uint8_t>> parts;
+  for (std::size_t s = 0; s < streams.size(); s++) parts.push_back(streams[s]->input().first(part_of(bytes, streams.size(), s)));
+  return parts;
+}
+
+std::vector<std::span<std::uint8_t>> JobMember::outputs(std::size_t bytes) const {
+  std::vector<std::span<std::uint8_t>> parts;
+  for (std::size_t s = 0; s < streams.size(); s++) parts.push_back(streams[s]->output().first(part_of(bytes, streams.size(), s)));
+  return parts;
+}
+
+Status JobMember::all_reduce(sl_coll_dtype dtype, const std::vector<std::span<std::uint8_t>>& input,
+                             const std::vector<std::span<std::uint8_t>>& output) {
+  coll::Outbox out;
+  for (std::size_t s = 0; s < ports.size(); s++) {
+    SLUICE_CHECK(streams[s]->begin(
+        {.op = SL_COLL_SUM, .dtype = dtype, .input = input[s], .output = output[s], .timeout_ns = kPatience_ns}, now_ns(), out));
+    SLUICE_CHECK(ports[s].send(out));
+    out.clear();
+  }
+  SLUICE_CHECK(until_not(coll::Member::State::kCalling));
+  for (const auto& stream : streams)
+    if (auto outcome = stream->take_outcome(); outcome && !*outcome) return *outcome;
+  return {};
+}
+
+Status JobMember::leave() {
+  coll::Outbox out;
+  for (std::size_t s = 0; s < ports.size(); s++) {
+    streams[s]->leave(now_ns(), out);
+    SLUICE_CHECK(ports[s].send(out));
+    out.clear();
+  }
+  return until_not(coll::Member::State::kLeaving);
+}
+
+}  // namespace sluice::bench

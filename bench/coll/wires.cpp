@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+#include "coll/wires.h"
+
+#include <arpa/inet.h>
+#include <net/if.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "agent.h"
+
+namespace sluice::bench {
+namespace {
+
+std::string network(unsigned aggregator) { return fmt::format("10.{}", 50 + aggregator); }
+
+coll::Address mapped(const std::string& text) {
+  coll::Address address;
+  address.ip[10] = address.ip[11] = 0xff;
+  inet_pton(AF_INET, text.c_str(), &address.ip[12]);
+  return address;
+}
+
+std::uint64_t mac_key(const std::string& text) {
+  unsigned byte[6];
+  std::uint64_t key = 0;
+  if (std::sscanf(text.c_str(), "%x:%x:%x:%x:%x:%x", &byte[0], &byte[1], &byte[2], &byte[3], &byte[4], &byte[5]) != 6) return 0;
+  for (unsigned i = 0; i < 6; i++) key |= std::uint64_t{byte[i]} << (8 * i);
+  return key;
+}
+
+// Threads of the kernel that poll interfaces.
+std::set<pid_t> napi_threads() {
+  std::set<pid_t> found;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    std::ifstream comm(entry.path() / "comm");
+    std::string name;
+    if (std::getline(comm, name) && name.starts_with("napi/")) found.insert(std::stoi(entry.path().filename()));
+  }
+  return found;
+}
+
+}  // namespace
+
+std::string wire_name(WireKind kind) {
+  switch (kind) {
+    case WireKind::kDirect:
+      return "direct";
+    case WireKind::kXdpSwitch:
+      return "xdpsw";
+    case WireKind::kBridge:
+      return "bridge";
+  }
+  return "?";
+}
+
+Result<Wires> Wires::create(const WireSpec& spec) {
+  test::TopologySpec described;
+  const bool switched = spec.kind != WireKind::kDirect;
+  for (unsigned i = 0; i < spec.members; i++) described.hosts.push_back({.name = fmt::format("m{}", i)});
+  for (unsigned s = 0; s < spec.aggregators; s++) {
+    described.hosts.push_back({.name = fmt::format("a{}", s)});
+    if (switched) described.hosts.push_back({.name = fmt::format("switch{}", s), .bridge = true});
+    const auto link = [&](test::LinkEnd a, test::LinkEnd b) {
+      described.links.push_back({.a = std::move(a), .b = std::move(b), .mtu = spec.mtu, .offloads = spec.offloads});
+    };
+    if (switched) link({fmt::format("a{}", s), {network(s) + ".0.254/24"}}, {fmt::format("switch{}", s)});
+    for (unsigned i = 0; i < spec.members; i++) {
+      const std::string member = fmt::format("m{}", i);
+      if (switched)
+        link({member, {fmt::format("{}.0.{}/24", network(s), i + 1)}}, {fmt::format("switch{}", s)});
+      else
+        link({member, {fmt::format("{}.{}.1/24", network(s), i)}},
+             {fmt::format("a{}", s), {fmt::format("{}.{}.254/24", network(s), i)}});
+    }
+  }
+  SLUICE_TRY(topology, test::Topology::create(described));
+  Wires wires(spec, std::move(topology));
+  for (unsigned s = 0; s < spec.aggregators && switched; s++) SLUICE_CHECK(wires.program_switch(s));
+  return wires;
+}
+
+Status Wires::program_switch(unsigned aggregator) {
+  const test::Host& host = topology_.host(fmt::format("switch{}", aggregator));
+  SLUICE_TRY(object, bpfio::Object::open_file(build_file("bench/switch.o")));
+  SLUICE_CHECK(object.load());
+  SLUICE_TRY(stations, object.map("stations"));
+  SLUICE_TRY(ports, object.map("ports"));
+  SLUICE_TRY(program, object.program(spec_.kind == WireKind::kXdpSwitch ? "forward" : "pass"));
+  return host.call([&]() -> Status {
+    for (std::uint32_t port = 0; port <= spec_.members; port++) {
+      const test::Host& station = port == 0 ? this->aggregator(aggregator) : member(port - 1);
+      const auto& interface = station.interfaces()[port == 0 ? 0 : aggregator];
+      const std::uint32_t index = ::if_nametoindex(fmt::format("eth{}", port).c_str());
+      const std::uint64_t mac = mac_key(interface.mac);
+      SLUICE_CHECK(stations.update(bpfio::bytes_of(mac), bpfio::bytes_of(port)));
+      SLUICE_CHECK(ports.update(bpfio::bytes_of(port), bpfio::bytes_of(index)));
+      SLUICE_TRY(link, bpfio::Link::attach_xdp(program, index));
+      links_.push_back(std::move(link));
+    }
+    return {};
+  });
+}
+
+coll::Address Wires::member_address(unsigned member, unsigned aggregator) const {
+  return mapped(spec_.kind == WireKind::kDirect ? fmt::format("{}.{}.1", network(aggregator), member)
+                                                : fmt::format("{}.0.{}", network(aggregator), member + 1));
+}
+
+coll::Address Wires::aggregator_address(unsigned member, unsigned aggregator) const {
+  return mapped(spec_.kind == WireKind::kDirect ? fmt::format("{}.{}.254", network(aggregator), member)
+                                                : network(aggregator) + ".0.254");
+}
+
+std::string Wires::aggregator_interface(unsigned member) const {
+  return spec_.kind == WireKind::kDirect ? fmt::format("eth{}", member) : "eth0";
+}
+
+Status Wires::thread_napi() const {
+  const long cpus = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const auto thread = [](const test::Host& host, const std::string& interface) -> Status {
+    SLUICE_TRY(output, host.run({"unshare", "-m", "sh", "-c",
+                                 "mount -t sysfs sysfs /sys && echo 1 >/sys/class/net/" + interface + "/threaded"}));
+    if (output.status != 0) return fail(Code::kInternal, "cannot thread {} of {}: {}", interface, host.name(), output.text);
+    return {};
+  };
+  for (unsigned s = 0; s < spec_.aggregators; s++) {
+    const std::set<pid_t> before = napi_threads();
+    for (unsigned i = 0; i < spec_.members; i++) {
+      SLUICE_CHECK(thread(member(i), fmt::format("eth{}", s)));
+      if (spec_.kind == WireKind::kDirect) SLUICE_CHECK(thread(aggregator(s), aggregator_interface(i)));
+    }
+    if (spec_.kind != WireKind::kDirect) {
+      SLUICE_CHECK(thread(aggregator(s), "eth0"));
+      for (unsigned port = 0; port <= spec_.members; port++)
+        SLUICE_CHECK(thread(topology_.host(fmt::format("switch{}", s)), fmt::format("eth{}", port)));
+    }
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(s % cpus), &one);
+    for (const pid_t pid : napi_threads())
+      if (!before.contains(pid) && ::sched_setaffinity(pid, sizeof one, &one) != 0)
+        return fail_errno(errno, "cannot keep a thread on CPU {}", s % cpus);
+  }
+  return {};
+}
+
+}  // namespace sluice::bench
