@@ -49,34 +49,34 @@ Result<Timing> time_job(Job& job, unsigned members, const Calls& calls) {
       statuses[i] = [&]() -> Status {
         JobMember& member = job.member(i);
         SLUICE_CHECK(member.join());
-        const auto input = member.inputs(calls.bytes), output = member.outputs(calls.bytes);
-        std::vector<std::vector<std::uint8_t>> expected;
+        const auto memory = member.memory(calls.bytes);
+        std::vector<std::vector<std::uint8_t>> given, expected;
         std::size_t index = 0;
-        for (const auto part : input) {
-          std::vector<std::uint8_t> sums(part.size());
+        for (const auto part : memory) {
+          std::vector<std::uint8_t> own(part.size()), sums(part.size());
           for (std::size_t at = 0; at < part.size(); at += 4, index++) {
             const std::int32_t value = value_of(i, index);
             const std::uint32_t sum = members * static_cast<std::uint32_t>(value_of(0, index)) + members * (members - 1) / 2;
-            std::memcpy(&part[at], &value, 4);
+            std::memcpy(&own[at], &value, 4);
             std::memcpy(&sums[at], &sum, 4);
           }
+          given.push_back(std::move(own));
           expected.push_back(std::move(sums));
         }
         double busy = 0;
         for (unsigned call = 0; call < calls.warm + calls.measured; call++) {
-          for (const auto part : output) std::memset(part.data(), 0xff, part.size());
+          for (std::size_t s = 0; s < memory.size(); s++) std::ranges::copy(given[s], memory[s].begin());
           gate.arrive_and_wait();
           if (i == 0) busy = busy_seconds();
           const std::uint64_t begun = now_ns();
-          SLUICE_CHECK(member.all_reduce(calls.dtype, input, output));
+          SLUICE_CHECK(member.all_reduce(calls.dtype, memory));
           const std::uint64_t ended = now_ns();
           gate.arrive_and_wait();
           if (i == 0 && call >= calls.warm) {
             timing.seconds.push_back(static_cast<double>(ended - begun) / 1e9);
             timing.busy_seconds += busy_seconds() - busy;
           }
-          for (std::size_t s = 0; s < output.size(); s++)
-            if (std::memcmp(output[s].data(), expected[s].data(), output[s].size()) != 0) wrong++;
+          for (std::size_t s = 0; s < memory.size(); s++) wrong += !std::ranges::equal(memory[s], expected[s]);
         }
         return member.leave();
       }();

@@ -133,29 +133,19 @@ Status JobMember::join() {
   return until_not(coll::Member::State::kJoining);
 }
 
-std::size_t part_of(std::size_t bytes, std::size_t streams, std::size_t stream) {
-  const std::size_t words = bytes / 8;
-  return 8 * (words * (stream + 1) / streams - words * stream / streams);
-}
-
-std::vector<std::span<std::uint8_t>> JobMember::inputs(std::size_t bytes) const {
+std::vector<std::span<std::uint8_t>> JobMember::memory(std::size_t bytes) const {
   std::vector<std::span<std::uint8_t>> parts;
-  for (std::size_t s = 0; s < streams.size(); s++) parts.push_back(streams[s]->input().first(part_of(bytes, streams.size(), s)));
+  const std::size_t words = bytes / 8, count = streams.size();
+  for (std::size_t s = 0; s < count; s++)
+    parts.push_back(streams[s]->values().first(8 * (words * (s + 1) / count - words * s / count)));
   return parts;
 }
 
-std::vector<std::span<std::uint8_t>> JobMember::outputs(std::size_t bytes) const {
-  std::vector<std::span<std::uint8_t>> parts;
-  for (std::size_t s = 0; s < streams.size(); s++) parts.push_back(streams[s]->output().first(part_of(bytes, streams.size(), s)));
-  return parts;
-}
-
-Status JobMember::all_reduce(sl_coll_dtype dtype, const std::vector<std::span<std::uint8_t>>& input,
-                             const std::vector<std::span<std::uint8_t>>& output) {
+Status JobMember::all_reduce(sl_coll_dtype dtype, const std::vector<std::span<std::uint8_t>>& memory) {
   coll::Outbox out;
   for (std::size_t s = 0; s < ports.size(); s++) {
     SLUICE_CHECK(streams[s]->begin(
-        {.op = SL_COLL_SUM, .dtype = dtype, .input = input[s], .output = output[s], .timeout_ns = kPatience_ns}, now_ns(), out));
+        {.op = SL_COLL_SUM, .dtype = dtype, .input = memory[s], .output = memory[s], .timeout_ns = kPatience_ns}, now_ns(), out));
     SLUICE_CHECK(ports[s].send(out));
     out.clear();
   }

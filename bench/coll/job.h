@@ -25,20 +25,15 @@ struct JobMember {
   std::vector<std::unique_ptr<coll::KernelMember>> streams;
 
   Status join();
-  // The first `bytes` of all streams' registered memories, the first streams' first.
-  std::vector<std::span<std::uint8_t>> inputs(std::size_t bytes) const;
-  std::vector<std::span<std::uint8_t>> outputs(std::size_t bytes) const;
-  // A sum; spans by stream.
-  Status all_reduce(sl_coll_dtype dtype, const std::vector<std::span<std::uint8_t>>& input,
-                    const std::vector<std::span<std::uint8_t>>& output);
+  // The first `bytes` of the streams' registered memories, in equal parts.
+  std::vector<std::span<std::uint8_t>> memory(std::size_t bytes) const;
+  // A sum in place; by stream.
+  Status all_reduce(sl_coll_dtype dtype, const std::vector<std::span<std::uint8_t>>& memory);
   Status leave();
 
  private:
   Status until_not(coll::Member::State state);
 };
-
-// Equal parts, whole numbers of 8 bytes.
-std::size_t part_of(std::size_t bytes, std::size_t streams, std::size_t stream);
 
 class Job {
  public:

@@ -103,7 +103,7 @@ class Job {
     config_.job.members = static_cast<std::uint16_t>(config_.job.contributors + random.below(3));
     config_.job.incarnation = static_cast<std::uint16_t>(random.between(1, 0xffff));
     config_.job.window = window;
-    config_.job.words = std::max(kWords[random.below(std::size(kWords))], window);
+    config_.job.words = kWords[random.below(std::size(kWords))];
     const bool weighted = random.chance(0.3);
     config_.job.weight_sum = static_cast<std::uint64_t>(config_.job.members - config_.job.contributors);
     for (std::uint32_t i = 0; i < config_.job.contributors; i++) {
@@ -143,7 +143,7 @@ class Job {
     header.token = config_.job.token;
     header.place(config_.job.incarnation, position);
     header.exponent = static_cast<std::int16_t>(shape.next());
-    header.next_exponent = static_cast<std::int16_t>(dtype & SL_COLL_FIXED_SCALE ? shape.next() : own.next());
+    header.scale_low = static_cast<std::int16_t>(shape.next());
     const bool adds_floats = coll::is_float(dtype) && (op == SL_COLL_SUM || op == SL_COLL_AVERAGE);
     if (op != SL_COLL_BARRIER) header.frag_offset = static_cast<std::uint32_t>(shape.below(1 << 20));
     if (adds_floats && shape.chance(0.2)) header.frag_offset |= SL_COLL_FRAG_SPECIAL;

@@ -175,7 +175,7 @@ class Doubles {
   static std::string described(const Datagram& datagram) {
     const Header h = *coll::parse(datagram.bytes);
     return fmt::format("position {} at {}, {} of {}, flags {:#x}, exponents {} and {}, {} bytes\n", h.position(), h.frag_offset,
-                       coll::op_name(h.op), coll::dtype_name(h.dtype), h.flags, h.exponent, h.next_exponent,
+                       coll::op_name(h.op), coll::dtype_name(h.dtype), h.flags, h.exponent, h.scale_low,
                        datagram.bytes.size());
   }
   // At once, or when it has come to the next piece of a call. This is what the aggregator gets.

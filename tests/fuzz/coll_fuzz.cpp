@@ -64,7 +64,7 @@ Bytes packet(Input& input) {
   header.job = 1;
   header.members = kind & 0x10 ? input.byte() : kMembers;
   header.exponent = static_cast<std::int8_t>(input.byte());
-  header.next_exponent = static_cast<std::int8_t>(input.byte());
+  header.scale_low = static_cast<std::int8_t>(input.byte());
   header.token = kToken;
   return encode(header, input.bytes(input.byte()));
 }

@@ -162,7 +162,7 @@ inline std::string judge(const Case& c, const std::vector<std::uint8_t>& output)
       std::frexp(largest_of_block, &exponent);
       bound = c.fixed_scale != 0      ? weight_sum / c.fixed_scale * 0.5L
               : largest_of_block == 0 ? 0
-                                      : weight_sum * 0.75L * std::ldexp(1.0L, exponent + head - 30);
+                                      : weight_sum * 0.5L * std::ldexp(1.0L, exponent + head - 30);
       if (c.op == Op::kAverage) {
         expected /= weight_sum;
         bound /= weight_sum;

@@ -186,7 +186,7 @@ TEST(CollAggregator, FlagsAndExponentsOfAllReachTheResult) {
     Header header = bench.contribution(key, 0);
     header.dtype = SL_COLL_F32;
     header.exponent = -5;
-    header.next_exponent = static_cast<std::int16_t>(key == 1 ? 9 : SL_COLL_EXPONENT_NONE);
+    header.scale_low = 9;
     header.flags = key == 0   ? SL_COLL_NAN
                    : key == 1 ? SL_COLL_NEG_INF | SL_COLL_ACK_REQUEST
                               : SL_COLL_OVERFLOW | SL_COLL_NO_VALUES;
@@ -197,7 +197,7 @@ TEST(CollAggregator, FlagsAndExponentsOfAllReachTheResult) {
     EXPECT_EQ(replies[0].header.flags, kAll);
     EXPECT_EQ(replies[2].header.flags, kAll | SL_COLL_NO_VALUES);
     EXPECT_EQ(replies[0].header.exponent, -5);
-    EXPECT_EQ(replies[0].header.next_exponent, 9);
+    EXPECT_EQ(replies[0].header.scale_low, 9);
     EXPECT_EQ(replies[0].payload.size(), 4u);
     EXPECT_TRUE(replies[2].payload.empty());
   }
@@ -262,6 +262,7 @@ TEST(CollAggregator, AnotherShapeFailsTheJobForAllAndForWhatComesLater) {
            Row{[](Header& h) { h.flags = SL_COLL_LAST_FRAGMENT; },
                "KEY 0 has elements 0 to 1, KEY 2 has elements 0 to 1, its last"},
            Row{[](Header& h) { h.exponent = 4; }, "KEY 0 has the scale 0, KEY 2 has the scale 4"},
+           Row{[](Header& h) { h.scale_low = 4; }, "KEY 0 has the scale 0, KEY 2 has the scale 0"},
        }) {
     Bench bench(config(3, 2));
     bench.send(bench.contribution(0, 0), {1});
@@ -394,7 +395,6 @@ TEST(CollAggregator, AJoinThatNobodyConfirmsTakesNoKey) {
 
 TEST(CollAggregator, AJobThatCannotWorkIsRefusedAndTheSixtyFifthMemberIsTold) {
   EXPECT_TRUE(Aggregator::check(config(64, 16)));
-  EXPECT_THAT(Aggregator::check(config(64, 32)).error().message(), HasSubstr("a window of 32 is more than the 16 words"));
   const auto too_many = Aggregator::check(config(65, 1));
   ASSERT_FALSE(too_many);
   EXPECT_EQ(too_many.error().code, Code::kExhausted);

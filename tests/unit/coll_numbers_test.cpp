@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "coll/model/bulk.h"
 #include "coll/model/numbers.h"
 
 namespace sluice::coll {
@@ -55,7 +56,6 @@ TEST(CollNumbers, ABlockSumCannotOverflowAndKeepsItsBound) {
     ASSERT_TRUE(head == 0 || weight_sum > std::uint64_t{1} << (head - 1));
 
     std::vector<std::vector<float>> blocks(members, std::vector<float>(3));
-    std::vector<int> own(members);
     int agreed = SL_COLL_EXPONENT_NONE;
     const bool wild = random.chance(0.3);
     for (std::size_t m = 0; m < members; m++) {
@@ -64,13 +64,13 @@ TEST(CollNumbers, ABlockSumCannotOverflowAndKeepsItsBound) {
                        : static_cast<float>(std::ldexp(random.unit() * 2 - 1, static_cast<int>(random.below(8))));
         while (!std::isfinite(value));
       if (random.chance(0.2)) blocks[m][0] = std::nextafter(std::ldexp(1.0f, 8), 0.0f);  // rounds up to the next power of two
-      agreed = std::max(agreed, own[m] = block_exponent(blocks[m]));
+      agreed = std::max(agreed, block_exponent(blocks[m]));
     }
     std::vector<std::int64_t> sums(3);
     std::vector<long double> exact(3);
     for (std::size_t m = 0; m < members; m++) {
       std::vector<std::int32_t> q(3);
-      quantise(blocks[m], own[m], agreed, head, q);
+      quantise(blocks[m], agreed, head, q);
       for (std::size_t i = 0; i < 3; i++) {
         sums[i] += static_cast<std::int64_t>(weights[m]) * q[i];
         exact[i] += static_cast<long double>(weights[m]) * static_cast<long double>(blocks[m][i]);
@@ -78,9 +78,9 @@ TEST(CollNumbers, ABlockSumCannotOverflowAndKeepsItsBound) {
     }
     for (std::size_t i = 0; i < 3; i++) {
       ASSERT_LE(std::abs(sums[i]), std::int64_t{1} << 30);
-      const long double bound = 0.75L * static_cast<long double>(weight_sum) * std::ldexp(1.0L, agreed + head - 30);
-      ASSERT_LE(std::fabs(static_cast<long double>(dequantise(static_cast<std::int32_t>(sums[i]), agreed, head, 1)) - exact[i]),
-                bound);
+      const long double bound = 0.5L * static_cast<long double>(weight_sum) * std::ldexp(1.0L, agreed + head - 30);
+      const auto sum = static_cast<long double>(std::ldexp(static_cast<double>(sums[i]), agreed + head - 30));
+      ASSERT_LE(std::fabs(sum - exact[i]), bound);
     }
   }
 }
@@ -92,28 +92,62 @@ TEST(CollNumbers, OneMemberAloneKeepsEveryBitOfItsLargestValues) {
     std::vector<float> values = {std::ldexp(1.5f, 6), static_cast<float>(random.unit() + 1)};
     std::vector<std::int32_t> q(2);
     const int e = block_exponent(values);
-    quantise(values, e, e, 0, q);
-    ASSERT_EQ(static_cast<float>(dequantise(q[0], e, 0, 1)), values[0]);
-    ASSERT_EQ(static_cast<float>(dequantise(q[1], e, 0, 1)), values[1]);
+    quantise(values, e, 0, q);
+    std::vector<float> back(2);
+    dequantise(q, e, 0, 1, SL_COLL_F32, reinterpret_cast<std::uint8_t*>(back.data()));
+    ASSERT_EQ(back, values);
   }
 }
 
-TEST(CollNumbers, RescalingRoundsHalvesUpAndNeverShiftsTooFar) {
-  EXPECT_EQ(rescale(5, 0), 5);
-  EXPECT_EQ(rescale(5, 1), 3);
-  EXPECT_EQ(rescale(-5, 1), -2);
-  EXPECT_EQ(rescale(-6, 2), -1);
-  EXPECT_EQ(rescale(1 << 30, 31), 1);
-  EXPECT_EQ(rescale((1 << 30) - 1, 31), 0);
-  EXPECT_EQ(rescale(-(1 << 30), 32), 0);
-  EXPECT_EQ(rescale(1 << 30, 33), 0);
-  EXPECT_EQ(rescale(1 << 30, 300), 0);
+// Plain arithmetic beside the vector instructions, in every length of what is left over at the end.
+TEST(CollNumbers, VectorsComputeWhatPlainArithmeticDoes) {
+  SeededRandom random(11);
+  for (std::size_t length = 0; length < 70; length++) {
+    for (int turn = 0; turn < 40; turn++) {
+      std::vector<float> values(length);
+      for (float& value : values)
+        value = turn % 2 ? any_float(random) : static_cast<float>(std::ldexp(random.unit() * 2 - 1, turn - 20));
+      const int exponent = block_exponent(values), head = static_cast<int>(random.below(7));
+      int expected = SL_COLL_EXPONENT_NONE;
+      bool special = false;
+      for (const float value : values) {
+        int e = 0;
+        special |= !std::isfinite(value);
+        if (std::isfinite(value) && value != 0) std::frexp(value, &e), expected = std::max(expected, e);
+      }
+      ASSERT_EQ(exponent, expected);
+      ASSERT_EQ(extent_of(values).special, special);
+      const int agreed = exponent == SL_COLL_EXPONENT_NONE ? exponent : std::min(128, exponent + static_cast<int>(random.below(40)));
+      std::vector<std::int32_t> q(length);
+      quantise(values, agreed, head, q);
+      for (std::size_t i = 0; i < length; i++) {
+        const double exact = agreed == SL_COLL_EXPONENT_NONE || !std::isfinite(values[i])
+                                 ? 0
+                                 : std::nearbyint(std::ldexp(double{values[i]}, 30 - agreed - head));
+        ASSERT_EQ(q[i], static_cast<std::int32_t>(exact)) << values[i] << ", exponent " << agreed;
+      }
+      const double divisor = turn % 3 ? 1 : 7;
+      std::vector<float> back(length);
+      dequantise(q, agreed, head, divisor, SL_COLL_F32, reinterpret_cast<std::uint8_t*>(back.data()));
+      for (std::size_t i = 0; i < length; i++)
+        ASSERT_EQ(back[i], agreed == SL_COLL_EXPONENT_NONE
+                               ? 0
+                               : static_cast<float>(std::ldexp(static_cast<double>(q[i]) / divisor, agreed + head - 30)));
+      Sums sums;
+      const std::span<const std::uint8_t> bytes(reinterpret_cast<const std::uint8_t*>(values.data()), 4 * length);
+      for (const float value : values) {
+        sums.a += std::bit_cast<std::uint32_t>(value);
+        sums.b += sums.a;
+      }
+      ASSERT_EQ(sums_of(bytes), sums);
+    }
+  }
 }
 
 TEST(CollNumbers, WhatIsNotFiniteBecomesZeroAndAFlag) {
   const std::vector<float> values = {1, kNan, kInf, -kInf};
   std::vector<std::int32_t> q(4);
-  quantise(values, 1, 1, 1, q);
+  quantise(values, 1, 1, q);
   EXPECT_THAT(q, testing::ElementsAre(1 << 28, 0, 0, 0));
   EXPECT_EQ(special_flags(values), SL_COLL_SPECIAL);
   EXPECT_EQ(special_flags(std::vector<float>{kNan}), SL_COLL_NAN);

@@ -23,7 +23,7 @@ Header sample() {
   header.members = 0x4142;
   header.epoch = 0x51525354;
   header.exponent = -2;
-  header.next_exponent = SL_COLL_EXPONENT_NONE;
+  header.scale_low = SL_COLL_EXPONENT_NONE;
   header.token = 0x6162636465666768;
   return header;
 }
@@ -47,7 +47,7 @@ TEST(CollPacket, FieldsLieWhereTheProtocolSays) {
   ASSERT_TRUE(parsed);
   EXPECT_EQ(encode(*parsed, payload), bytes);
   EXPECT_EQ(parsed->exponent, -2);
-  EXPECT_EQ(parsed->next_exponent, SL_COLL_EXPONENT_NONE);
+  EXPECT_EQ(parsed->scale_low, SL_COLL_EXPONENT_NONE);
   EXPECT_EQ(parsed->token, sample().token);
 }
 

@@ -155,7 +155,7 @@ static __always_inline bool same_shape(const struct sl_coll_entry *entry, const 
 {
 	return entry->frag_offset == bpf_ntohl(h->frag_offset) && entry->elements == elements && entry->op == h->op &&
 	       entry->dtype == h->dtype && entry->exponent == (__s16)bpf_ntohs(h->exponent) &&
-	       (!(h->dtype & SL_COLL_FIXED_SCALE) || entry->next_exponent == (__s16)bpf_ntohs(h->next_exponent)) &&
+	       entry->scale_low == (__s16)bpf_ntohs(h->scale_low) &&
 	       !((entry->flags ^ h->flags) & SL_COLL_LAST_FRAGMENT);
 }
 
@@ -259,7 +259,6 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 	struct sl_coll_header *h = f->h;
 	const __u32 integrity = bpf_ntohl(h->integrity);
 	const __u64 bit = 1ULL << (c->key & 63);
-	const __s16 next_exponent = bpf_ntohs(h->next_exponent);
 	enum decision decision = DECIDED_DONE;
 	enum sl_pass pass;
 
@@ -327,7 +326,7 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 		entry->frag_offset = bpf_ntohl(h->frag_offset);
 		entry->elements = c->elements;
 		entry->exponent = bpf_ntohs(h->exponent);
-		entry->next_exponent = next_exponent;
+		entry->scale_low = bpf_ntohs(h->scale_low);
 		entry->op = h->op;
 		entry->dtype = h->dtype;
 		entry->flags = h->flags & SL_COLL_LAST_FRAGMENT;
@@ -338,8 +337,6 @@ static __always_inline enum decision contribute(const struct contribution *c, st
 	if (h->flags & SL_COLL_NO_VALUES)
 		entry->no_values |= bit;
 	entry->flags |= h->flags & SL_COLL_STICKY;
-	if (next_exponent > entry->next_exponent)
-		entry->next_exponent = next_exponent;
 	if (entry->bitmap != c->all)
 		return DECIDED_DONE;
 	decision = DECIDED_COMPLETE;
@@ -347,7 +344,7 @@ answer:
 	h->key = 0;
 	h->flags = SL_COLL_RESULT | entry->flags;
 	h->exponent = bpf_htons(entry->exponent);
-	h->next_exponent = bpf_htons(entry->next_exponent);
+	h->scale_low = bpf_htons(entry->scale_low);
 	sums->a = sums->b = 0;
 	sl_coll_sum_header(h, sums);
 	sl_each(SL_PASS_ANSWER, f, c->bytes, slot->values, 1, sums);

@@ -2,15 +2,15 @@
 /*
  * Bundle `member`: the member of one job and stream, in XDP (docs/protocol.md). One object per member and stream: its maps are its call.
  *
- * User space lays out the numbers of a call in sl_coll_input, contributes the first W chunks and waits. From there on the call runs by
+ * User space lays out the numbers of a call in sl_coll_values, contributes the first W chunks and waits. From there on the call runs by
  * itself, at the pace of the slowest member:
  *
  *   1. Frames that are not results for a chunk of the call under way pass to the host's stack: control packets, the exponents before and the
  *      counts of NaN behind the chunks, other jobs, ordinary traffic.
  *   2. A result is taken by who turns its slot from outstanding to taken, in one compare-and-swap: copies of it come to nothing.
- *   3. Its numbers are copied to sl_coll_output in the pass that checks `integrity`. If that fails, the slot is outstanding again.
+ *   3. If `integrity` says so, its numbers are copied to the place of this member's own; else the slot is outstanding again.
  *   4. The frame becomes the contribution W chunks further on, goes back where it came from, and the slot is outstanding for that one.
- *      Block floating point scales it on the way, by the exponent that this result carried for it.
+ *      User space has summed what it carries: the numbers are only copied.
  *   5. The last result of a call wakes user space through sl_coll_ended.
  *
  * Lost packets are user space's business: it sees in sl_coll_flights what is outstanding, and since when.
@@ -19,9 +19,6 @@
 #include <sluice/bpf/coll_values.bpf.h>
 
 char _license[] SEC("license") = "Dual BSD/GPL";
-
-#define SHIFT_MAX 40		/* from there on nothing is left of a mantissa */
-#define EXPONENT_MAX 128	/* of the largest f32 */
 
 /*
  * Chunks lie in the maps one behind the other, so that a chunk of the size of its place can be used where it is. Linux 6.1 verifies
@@ -46,7 +43,7 @@ struct {
 	__type(value, struct sl_coll_flight);
 } sl_coll_flights SEC(".maps");
 
-/* The agent sizes these three to the chunks that are carried at once, sl_coll_chunks to W more; values to the place that its program is for. */
+/* The agent sizes both to the chunks that are carried at once, and values to the place that the program is for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -55,15 +52,14 @@ struct {
 	__type(value, struct sl_coll_chunk);
 } sl_coll_chunks SEC(".maps");
 
-struct values_map {
+/* Contributions, and in their places the results. */
+struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
 	__uint(value_size, PLACE_BYTES_LARGE);
-};
-struct values_map sl_coll_input SEC(".maps");
-struct values_map sl_coll_output SEC(".maps");
+} sl_coll_values SEC(".maps");
 
 /* One record, the position of chunk 0, when all results of a call have been taken. */
 struct {
@@ -117,16 +113,15 @@ static __always_inline __u32 bytes_of_chunk(const struct sl_coll_call *call, __u
 static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, __u32 place, const struct sl_coll_call *call,
 				   __u32 chunk, const struct sl_coll_chunk *about, struct sl_frame *f)
 {
-	__u32 udp_length = sizeof(struct udphdr) + sizeof(struct sl_coll_header), bytes = bytes_of_chunk(call, chunk), ahead, shift;
+	__u32 udp_length = sizeof(struct udphdr) + sizeof(struct sl_coll_header), bytes = bytes_of_chunk(call, chunk);
 	__u32 length = ip_at + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	__u64 position = call->position + chunk, residue;
 	struct sl_coll_sums sums = {};
-	const struct sl_coll_chunk *later;
 	struct sl_coll_header *h;
-	__u8 *input;
+	__u8 *values;
 
-	input = bpf_map_lookup_elem(&sl_coll_input, &chunk);
-	if (!input || bytes > place)
+	values = bpf_map_lookup_elem(&sl_coll_values, &chunk);
+	if (!values || bytes > place)
 		return false;
 	udp_length += bytes;
 	length += udp_length;
@@ -143,20 +138,12 @@ static __always_inline bool refill(struct xdp_md *ctx, __u32 ip_at, bool v6, __u
 	h->epoch = bpf_htonl((__u32)call->incarnation << 16 | (__u32)(position >> 32 & 0xffff));
 	h->frag_offset = bpf_htonl(call->first_element + chunk * call->chunk_elements);
 	h->flags = about->flags;
-	h->exponent = bpf_htons(call->exponent);
-	h->next_exponent = bpf_htons(call->next_exponent);
-	if (call->scaled) {
-		ahead = chunk + call->window;
-		later = bpf_map_lookup_elem(&sl_coll_chunks, &ahead);
-		h->exponent = bpf_htons(about->exponent);
-		h->next_exponent = bpf_htons(later ? later->own_exponent : SL_COLL_EXPONENT_NONE);
-		sl_coll_sum_header(h, &sums);
-		shift = (__u32)(about->exponent - about->own_exponent) + call->headroom;
-		sl_each_of(place, SL_PASS_SCALED, f, bytes, input, shift < SHIFT_MAX ? shift : SHIFT_MAX, &sums);
-	} else {
-		sl_coll_sum_header(h, &sums);
-		sl_each_of(place, SL_PASS_ANSWER, f, bytes, input, 0, &sums);
-	}
+	h->exponent = bpf_htons(about->exponent);
+	h->scale_low = bpf_htons(call->scale_low);
+	sl_coll_sum_header(h, &sums);
+	sums.b += sums.a * (bytes / 4) + about->sum_b;
+	sums.a += about->sum_a;
+	sl_each_of(place, SL_PASS_GIVE, f, bytes, values, 0, &sums);
 	residue = sl_coll_residue(&sums);
 	h->integrity = bpf_htonl((__u32)residue);
 	sl_frame_finish(f, v6, sums.a + h->integrity);
@@ -172,11 +159,10 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6, __u3
 	struct sl_coll_header *h;
 	struct counters *count;
 	struct sl_coll_call *call;
-	__u8 *output;
+	__u8 *values;
 	struct sl_frame f;
 	__u32 zero = 0, slot, chunk, next, bytes, length, chunks;
 	__u64 position, sent_ns, now;
-	__s16 next_exponent;
 	bool good;
 
 	call = bpf_map_lookup_elem(&sl_coll_call, &zero);
@@ -192,8 +178,8 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6, __u3
 	slot = position & (call->window - 1);
 	flight = bpf_map_lookup_elem(&sl_coll_flights, &slot);
 	about = bpf_map_lookup_elem(&sl_coll_chunks, &chunk);
-	output = bpf_map_lookup_elem(&sl_coll_output, &chunk);
-	if (!flight || !about || !output) {
+	values = bpf_map_lookup_elem(&sl_coll_values, &chunk);
+	if (!flight || !about || !values) {
 		count->of[SL_COLL_MEMBER_UNEXPECTED]++;
 		return XDP_DROP;
 	}
@@ -205,19 +191,13 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6, __u3
 
 	bytes = about->flags & SL_COLL_NO_VALUES ? 0 : bytes_of_chunk(call, chunk);
 	length = bpf_ntohs(f.udp->len);
-	next = chunk + call->window;
-	later = bpf_map_lookup_elem(&sl_coll_chunks, &next);
-	next_exponent = bpf_ntohs(h->next_exponent);
 	good = h->op == call->op && h->dtype == call->dtype &&
 	       bpf_ntohl(h->frag_offset) == call->first_element + chunk * call->chunk_elements &&
-	       (__s16)bpf_ntohs(h->exponent) == (call->scaled ? about->exponent : call->exponent) &&
-	       length == sizeof(struct udphdr) + sizeof(*h) + bytes && bytes <= place &&
-	       (void *)(h + 1) + bytes <= f.end;
-	if (good && call->scaled)	/* the maximum of all: not below what we said */
-		good = later && next_exponent >= later->own_exponent && next_exponent <= EXPONENT_MAX;
+	       (__s16)bpf_ntohs(h->exponent) == about->exponent && (__s16)bpf_ntohs(h->scale_low) == call->scale_low &&
+	       length == sizeof(struct udphdr) + sizeof(*h) + bytes && bytes <= place && (void *)(h + 1) + bytes <= f.end;
 	if (good) {
 		sl_coll_sum_header(h, &sums);
-		sl_each_of(place, SL_PASS_STORE, &f, bytes, output, 0, &sums);
+		sl_each_of(place, SL_PASS_CHECK, &f, bytes, values, 0, &sums);
 		good = (__u32)sl_coll_residue(&sums) == bpf_ntohl(h->integrity);
 	}
 	if (!good) {
@@ -225,15 +205,16 @@ static __always_inline int result(struct xdp_md *ctx, __u32 ip_at, bool v6, __u3
 		count->of[SL_COLL_MEMBER_CORRUPT]++;
 		return XDP_DROP;
 	}
+	sl_each_of(place, SL_PASS_TAKE, &f, bytes, values, 0, &sums);
 	count->of[SL_COLL_MEMBER_TAKEN]++;
 	about->result_flags = h->flags;
 	now = bpf_ktime_get_ns();
 	if (sent_ns)
 		call->rtt_ns = now - sent_ns;
 
-	if (call->scaled && later)
-		later->exponent = next_exponent;
+	next = chunk + call->window;
 	if (next < chunks) {
+		later = bpf_map_lookup_elem(&sl_coll_chunks, &next);
 		good = later && refill(ctx, ip_at, v6, place, call, next, later, &f);
 		count->of[good ? SL_COLL_MEMBER_SENT : SL_COLL_MEMBER_NO_ROOM]++;
 		WRITE_ONCE(flight->sent_ns, good ? now : 0);

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <span>
 
-#include "coll/model/numbers.h"
+#include "coll/model/bulk.h"
 
 namespace sluice::coll {
 namespace {
@@ -43,12 +43,10 @@ Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig con
   const std::size_t carried = config.carried_bytes ? config.carried_bytes : kCarriedBytes;
   const std::size_t capacity = std::max<std::size_t>(config.member.window, (carried + take.place - 1) / take.place);
   SLUICE_TRY(object, bpfio::Object::open_file(config.object));
-  for (const char* name : {"sl_coll_input", "sl_coll_output"}) {
-    SLUICE_CHECK(object.set_value_size(name, static_cast<std::uint32_t>(take.place)));
-    SLUICE_CHECK(object.set_max_entries(name, static_cast<std::uint32_t>(capacity)));
-  }
+  SLUICE_CHECK(object.set_value_size("sl_coll_values", static_cast<std::uint32_t>(take.place)));
+  SLUICE_CHECK(object.set_max_entries("sl_coll_values", static_cast<std::uint32_t>(capacity)));
   for (const Take& other : kTakes) SLUICE_CHECK(object.set_autoload(other.program, &other == &take));
-  SLUICE_CHECK(object.set_max_entries("sl_coll_chunks", static_cast<std::uint32_t>(capacity + config.member.window)));
+  SLUICE_CHECK(object.set_max_entries("sl_coll_chunks", static_cast<std::uint32_t>(capacity)));
   SLUICE_CHECK(object.load());
   const auto memory = [&](const char* name) -> Result<bpfio::MapMemory> {
     SLUICE_TRY(map, object.map(name));
@@ -57,14 +55,13 @@ Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig con
   SLUICE_TRY(call, memory("sl_coll_call"));
   SLUICE_TRY(flights, memory("sl_coll_flights"));
   SLUICE_TRY(chunks, memory("sl_coll_chunks"));
-  SLUICE_TRY(input, memory("sl_coll_input"));
-  SLUICE_TRY(output, memory("sl_coll_output"));
+  SLUICE_TRY(values, memory("sl_coll_values"));
   SLUICE_TRY(counters, object.map("sl_coll_member_counters"));
   SLUICE_TRY(ended_map, object.map("sl_coll_ended"));
   SLUICE_TRY(ended, bpfio::RingBuffer::open(ended_map));
   SLUICE_TRY(program, object.program(take.program));
   SLUICE_TRY(link, bpfio::Link::attach_xdp(program, config.interface));
-  Maps maps{std::move(call), std::move(flights), std::move(chunks), std::move(input), std::move(output), std::move(counters)};
+  Maps maps{std::move(call), std::move(flights), std::move(chunks), std::move(values), std::move(counters)};
   return std::unique_ptr<KernelMember>(new KernelMember(config, take.place, capacity, std::move(maps), std::move(ended), std::move(link)));
 }
 
@@ -86,23 +83,22 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
   const std::size_t first_element = first_of(piece_), last = piece_ + count_ - 1;
   if (contiguous()) {
     const std::uint8_t* from = call_.input.data() + first_element * element();
-    if (from != input().data()) std::memcpy(input().data(), from, (first_of(last) + count_of(last) - first_element) * element());
+    if (from != values().data()) std::memcpy(values().data(), from, (first_of(last) + count_of(last) - first_element) * element());
   }
+  Header own = call_header(position_);
   Bytes payload;
-  for (std::size_t i = 0; i < count_ + window; i++) {
+  for (std::size_t i = 0; i < count_; i++) {
     const std::size_t chunk = piece_ + i;
-    const bool exists = chunk < chunks_.size();
     sl_coll_chunk& at = about(i);
-    at = {};
-    at.own_exponent = static_cast<std::int16_t>(exists ? chunks_[chunk].own_exponent : SL_COLL_EXPONENT_NONE);
-    at.exponent = static_cast<std::int16_t>(exists ? chunks_[chunk].agreed_exponent : SL_COLL_EXPONENT_NONE);
-    if (i >= count_) continue;
-    at.flags = flags_of(chunk);
-    if (contiguous()) continue;
-    Header own = call_header(position_ + i);
-    fill_chunk(chunk, own, payload, Exponent::kOwn);
-    at.flags = own.flags;
-    std::ranges::copy(payload, input_of(i).begin());
+    std::size_t bytes = count_of(chunk) * element();
+    own.flags = flags_of(chunk);
+    if (!contiguous()) {
+      fill_chunk(chunk, own, payload);
+      std::ranges::copy(payload, values_of(i).begin());
+      bytes = payload.size();
+    }
+    const Sums sums = sums_of(values_of(i).first(bytes));
+    at = {.sum_a = sums.a, .sum_b = sums.b, .exponent = own.exponent, .flags = own.flags, .result_flags = 0, .pad = 0};
   }
   const Header header = call_header(position_);
   const std::size_t wire = wire_size(header);
@@ -125,10 +121,7 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
   call.key = config_.key;
   call.op = header.op;
   call.dtype = header.dtype;
-  call.scaled = scaled();
-  call.headroom = static_cast<std::uint8_t>(headroom(config_.weight_sum));
-  call.exponent = header.exponent;
-  call.next_exponent = header.next_exponent;
+  call.scale_low = header.scale_low;
   for (std::size_t slot = 0; slot < window; slot++) maps_.flights.store_u64(slot * sizeof(sl_coll_flight), 0);
   for (std::size_t i = 0; i < std::min(count_, window); i++) {
     const std::uint64_t slot = (position_ + i) % window;
@@ -147,21 +140,11 @@ void KernelMember::contribute(std::size_t index, unsigned tries, Outbox& out) {
   const sl_coll_chunk& at = about(index);
   const sl_coll_call& call = call_in_kernel();
   header.flags = at.flags;
+  header.exponent = at.exponent;
   header.frag_offset = static_cast<std::uint32_t>(first_of(piece_ + index));
   if (tries >= kStatusFromTry) header.flags |= SL_COLL_ACK_REQUEST;
-  const auto numbers = input_of(index).first(index + 1 == count_ ? call.last_bytes : call.chunk_bytes);
+  const auto numbers = values_of(index).first(index + 1 == count_ ? call.last_bytes : call.chunk_bytes);
   Bytes payload(numbers.begin(), numbers.end());
-  if (call.scaled) {
-    header.exponent = at.exponent;
-    header.next_exponent = about(index + config_.window).own_exponent;
-    const int shift = at.exponent - at.own_exponent + call.headroom;
-    for (std::size_t i = 0; i < payload.size(); i += 4) {
-      std::int32_t word;
-      std::memcpy(&word, payload.data() + i, 4);
-      word = rescale(word, shift);
-      std::memcpy(payload.data() + i, &word, 4);
-    }
-  }
   stats_.sent++;
   if (tries > 1) stats_.retransmitted++;
   out.push_back({config_.aggregator, encode(header, payload)});
@@ -171,16 +154,14 @@ void KernelMember::contribute(std::size_t index, unsigned tries, Outbox& out) {
 void KernelMember::end_piece() {
   const sl_coll_call call = call_in_kernel();
   std::atomic_ref(call_in_kernel().chunks).store(0, std::memory_order_release);
-  for (std::size_t i = 0; i < count_ + config_.window; i++)
-    if (const std::size_t chunk = piece_ + i; chunk < chunks_.size()) chunks_[chunk].agreed_exponent = about(i).exponent;
-  const bool in_place = contiguous() && call_.output.data() + first_of(piece_) * element() == output().data();
+  const bool in_place = contiguous() && call_.output.data() + first_of(piece_) * element() == values().data();
   for (std::size_t i = 0; i < count_; i++) {
     const std::size_t chunk = piece_ + i;
     const std::uint8_t flags = about(i).result_flags;
     chunks_[chunk].result_flags = flags;
     if (flags & SL_COLL_OVERFLOW) overflow_ = true;
     if (!wants(chunk) || in_place) continue;
-    store_chunk(chunk, output_of(i).first(i + 1 == count_ ? call.last_bytes : call.chunk_bytes));
+    store_chunk(chunk, values_of(i).first(i + 1 == count_ ? call.last_bytes : call.chunk_bytes));
   }
   stats_.results += count_;
   piece_ += count_;

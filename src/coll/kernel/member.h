@@ -36,16 +36,16 @@ class KernelMember : public Member {
   std::uint64_t next_tick_ns() const override;
   int wake_fd() const override { return ended_.fd(); }
   // Memory that the program itself reads and writes, as long as what is carried at once. A call that adds or compares integers in full
-  // chunks of 352 or 832 words, with its input at the beginning of the first and its output at that of the second, copies nothing.
-  // To be left alone during calls.
-  std::span<std::uint8_t> input() { return values(maps_.input); }
-  std::span<std::uint8_t> output() { return values(maps_.output); }
+  // chunks of 352 or 832 words, in place and from its beginning on, copies nothing. To be left alone during calls.
+  std::span<std::uint8_t> values() {
+    return {reinterpret_cast<std::uint8_t*>(maps_.values.bytes().data()), maps_.values.bytes().size()};
+  }
   Result<std::uint64_t> counter(sl_coll_member_counter index) const;
   Result<bpfio::Program> program() const;
 
  private:
   struct Maps {
-    bpfio::MapMemory call, flights, chunks, input, output;
+    bpfio::MapMemory call, flights, chunks, values;
     bpfio::MapFd counters;
   };
   struct Sent {                  // what user space did about the flight in a slot
@@ -63,11 +63,7 @@ class KernelMember : public Member {
   void contribute(std::size_t index, unsigned tries, Outbox& out);
   void stop_if_over();
 
-  static std::span<std::uint8_t> values(bpfio::MapMemory& memory) {
-    return {reinterpret_cast<std::uint8_t*>(memory.bytes().data()), memory.bytes().size()};
-  }
-  std::span<std::uint8_t> input_of(std::size_t index) { return input().subspan(index * place_, place_); }
-  std::span<std::uint8_t> output_of(std::size_t index) { return output().subspan(index * place_, place_); }
+  std::span<std::uint8_t> values_of(std::size_t index) { return values().subspan(index * place_, place_); }
   bool contiguous() const;  // the chunks of this call lie in the maps as they do in the caller's memory
   sl_coll_call& call_in_kernel() { return *reinterpret_cast<sl_coll_call*>(maps_.call.bytes().data()); }
   sl_coll_chunk& about(std::size_t index) { return reinterpret_cast<sl_coll_chunk*>(maps_.chunks.bytes().data())[index]; }

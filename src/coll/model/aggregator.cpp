@@ -70,7 +70,7 @@ void Aggregator::contribute(const Header& header, ByteSpan payload, Outbox& out)
     head.frag_offset = header.frag_offset;
     head.elements = static_cast<std::uint16_t>(payload.size() / wire_size(header));
     head.exponent = header.exponent;
-    head.next_exponent = header.next_exponent;
+    head.scale_low = header.scale_low;
     head.op = header.op;
     head.dtype = header.dtype;
     head.flags = header.flags & SL_COLL_LAST_FRAGMENT;
@@ -97,7 +97,6 @@ void Aggregator::contribute(const Header& header, ByteSpan payload, Outbox& out)
   head.bitmap |= bit;
   if (header.flags & SL_COLL_NO_VALUES) head.no_values |= bit;
   head.flags |= header.flags & SL_COLL_STICKY;
-  head.next_exponent = std::max(head.next_exponent, header.next_exponent);
   if (complete(head)) {
     count(SL_COLL_COMPLETED);
     for (std::uint32_t key = 0; key < config_.job.contributors; key++)
@@ -124,7 +123,7 @@ void Aggregator::send_result(const Slot& slot, const Header& asked, std::uint32_
   header.op = asked.op;
   header.dtype = asked.dtype;
   header.exponent = slot.head.exponent;
-  header.next_exponent = slot.head.next_exponent;
+  header.scale_low = slot.head.scale_low;
   header.flags |= slot.head.flags;
   ByteSpan payload{reinterpret_cast<const std::uint8_t*>(slot.words.data()), 4 * slot.words.size()};
   if (!values) {

@@ -16,7 +16,7 @@ sl_coll_shape shape_of(const sl_coll_entry& entry, std::uint16_t members) {
   header.frag_offset = entry.frag_offset;
   header.members = members;
   header.exponent = entry.exponent;
-  header.next_exponent = entry.next_exponent;
+  header.scale_low = entry.scale_low;
   header.op = entry.op;
   header.dtype = entry.dtype;
   header.flags = entry.flags;

@@ -27,9 +27,6 @@ inline Status check_geometry(std::uint32_t members, std::uint32_t window, std::u
   if (words < SL_COLL_WORDS_MIN || words > SL_COLL_WORDS_MAX || words % 2 != 0)
     return fail(Code::kInvalid, "a chunk has {} to {} words, an even number, not {}", SL_COLL_WORDS_MIN, SL_COLL_WORDS_MAX,
                 words);
-  if (window > words)
-    return fail(make_error(Code::kInvalid, fmt::format("a window of {} is more than the {} words of a chunk", window, words),
-                           "the exponents of a window travel in one chunk: make that larger, or the window smaller"));
   if (weight_sum < members || weight_sum > INT32_MAX)
     return fail(Code::kInvalid, "the sum of weights is {} at least and {} at most, not {}", members, INT32_MAX, weight_sum);
   return {};

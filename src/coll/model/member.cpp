@@ -178,7 +178,9 @@ void Member::enter(Phase phase) {
   phase_ = phase;
   next_item_ = done_items_ = 0;
   carrying_ = false;
-  items_ = phase == Phase::kExponents ? 1 : phase == Phase::kChunks ? chunks_.size() : flagged_.size();
+  items_ = phase == Phase::kExponents ? (chunks_.size() + config_.words - 1) / config_.words
+           : phase == Phase::kChunks  ? chunks_.size()
+                                      : flagged_.size();
 }
 
 // A slot is free when the result of the position before has come: the window rule.
@@ -198,7 +200,7 @@ Header Member::call_header(std::uint64_t position) const {
     const auto bits = std::bit_cast<std::uint32_t>(call_.fixed_scale);
     made.dtype |= SL_COLL_FIXED_SCALE;
     made.exponent = static_cast<std::int16_t>(bits >> 16);
-    made.next_exponent = static_cast<std::int16_t>(bits);
+    made.scale_low = static_cast<std::int16_t>(bits);
   }
   return made;
 }
@@ -210,15 +212,16 @@ void Member::contribute(std::size_t item, std::uint64_t now_ns, Outbox& out) {
   flight.header = call_header(flight.position);
   switch (phase_) {
     case Phase::kExponents: {
-      const std::size_t count = std::min<std::size_t>(chunks_.size(), config_.window);
+      flight.chunk = item * config_.words;
       flight.header.frag_offset = SL_COLL_FRAG_EXPONENTS;
+      const std::size_t count = std::min<std::size_t>(chunks_.size() - flight.chunk, config_.words);
       flight.payload.resize(4 * count);
-      for (std::size_t i = 0; i < count; i++) put_word(flight.payload, 4, i, chunks_[i].own_exponent);
+      for (std::size_t i = 0; i < count; i++) put_word(flight.payload, 4, i, chunks_[flight.chunk + i].own_exponent);
       break;
     }
     case Phase::kChunks:
       flight.chunk = item;
-      fill_chunk(item, flight.header, flight.payload, Exponent::kAgreed);
+      fill_chunk(item, flight.header, flight.payload);
       break;
     case Phase::kSpecials: {
       flight.chunk = flagged_[item];
@@ -240,7 +243,7 @@ std::uint8_t Member::flags_of(std::size_t chunk) const {
                                    (wants(chunk) ? 0 : SL_COLL_NO_VALUES));
 }
 
-void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload, Exponent scale) {
+void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload) {
   header.frag_offset = static_cast<std::uint32_t>(first_of(chunk));
   header.flags |= flags_of(chunk);
   if (call_.op == SL_COLL_BARRIER) return;
@@ -270,14 +273,8 @@ void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload, Expon
     for (std::size_t i = 0; i < count; i++) words[i] = ordered(values[i], call_.op == SL_COLL_MAX ? INT32_MAX : INT32_MIN);
   } else {
     if (scaled()) {
-      const std::size_t ahead = chunk + config_.window;
       header.exponent = static_cast<std::int16_t>(chunks_[chunk].agreed_exponent);
-      header.next_exponent =
-          static_cast<std::int16_t>(ahead < chunks_.size() ? chunks_[ahead].own_exponent : SL_COLL_EXPONENT_NONE);
-      if (scale == Exponent::kOwn)
-        quantise(values, chunks_[chunk].own_exponent, chunks_[chunk].own_exponent, 0, words);
-      else
-        quantise(values, chunks_[chunk].own_exponent, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), words);
+      quantise(values, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), words);
       header.flags |= special_flags(values);
     } else {
       header.flags |= quantise_fixed(values, call_.fixed_scale, config_.weight_sum, words);
@@ -334,11 +331,11 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
   const Header& asked = slot->header;
   const bool values = !(asked.flags & SL_COLL_NO_VALUES);
   if (header.op != asked.op || header.dtype != asked.dtype || header.frag_offset != asked.frag_offset ||
-      header.exponent != asked.exponent || payload.size() != (values ? slot->payload.size() : 0)) {
+      header.exponent != asked.exponent || header.scale_low != asked.scale_low || payload.size() != (values ? slot->payload.size() : 0)) {
     stats_.corrupt++;
     return;
   }
-  if (!exponents_possible(*slot, header, payload)) {
+  if (slot->phase == Phase::kExponents && !exponents_possible(slot->chunk, payload)) {
     stats_.corrupt++;
     return;
   }
@@ -359,12 +356,10 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
   switch (flight.phase) {
     case Phase::kExponents:
       for (std::size_t i = 0; 4 * i < payload.size(); i++)
-        chunks_[i].agreed_exponent = static_cast<int>(integer_at(SL_COLL_I32, payload, i));
+        chunks_[flight.chunk + i].agreed_exponent = static_cast<int>(integer_at(SL_COLL_I32, payload, i));
       break;
     case Phase::kChunks:
       chunks_[flight.chunk].result_flags = header.flags;
-      if (const std::size_t ahead = flight.chunk + config_.window; scaled() && ahead < chunks_.size())
-        chunks_[ahead].agreed_exponent = header.next_exponent;
       if (values) store_chunk(flight.chunk, payload);
       break;
     case Phase::kSpecials:
@@ -376,17 +371,12 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
 }
 
 // A maximum over members is not below what this one said, and none has an f32 beyond the largest.
-bool Member::exponents_possible(const Flight& flight, const Header& header, ByteSpan payload) const {
-  const auto possible = [&](std::int64_t exponent, std::size_t chunk) {
-    return exponent >= chunks_[chunk].own_exponent && exponent <= std::numeric_limits<float>::max_exponent;
-  };
-  if (flight.phase == Phase::kExponents) {
-    for (std::size_t i = 0; 4 * i < payload.size(); i++)
-      if (!possible(integer_at(SL_COLL_I32, payload, i), i)) return false;
-    return true;
+bool Member::exponents_possible(std::size_t first_chunk, ByteSpan payload) const {
+  for (std::size_t i = 0; 4 * i < payload.size(); i++) {
+    const std::int64_t exponent = integer_at(SL_COLL_I32, payload, i);
+    if (exponent < chunks_[first_chunk + i].own_exponent || exponent > std::numeric_limits<float>::max_exponent) return false;
   }
-  const std::size_t ahead = flight.chunk + config_.window;
-  return flight.phase != Phase::kChunks || !scaled() || ahead >= chunks_.size() || possible(header.next_exponent, ahead);
+  return true;
 }
 
 void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
@@ -397,8 +387,12 @@ void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
   const std::size_t count = count_of(chunk);
   const bool wide = count != 0 && payload.size() == 8 * count;
   const double divisor = call_.op == SL_COLL_AVERAGE ? static_cast<double>(config_.weight_sum) : 1;
-  const int head = headroom(config_.weight_sum);
   std::uint8_t* out = call_.output.data() + first_of(chunk) * element_;
+  if (scaled()) {
+    std::vector<std::int32_t> sums(count);
+    if (count) std::memcpy(sums.data(), payload.data(), payload.size());
+    return dequantise(sums, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), divisor, dtype, out);
+  }
   for (std::size_t i = 0; i < count; i++, out += element_) {
     const std::int64_t word = integer_at(wide ? SL_COLL_I64 : SL_COLL_I32, payload, i);
     const auto narrow = static_cast<std::int32_t>(word);
@@ -409,8 +403,6 @@ void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
       store_float(dtype, static_cast<double>(word), out);
     } else if (call_.op == SL_COLL_MAX || call_.op == SL_COLL_MIN) {
       store_float(dtype, from_ordered(narrow), out);
-    } else if (scaled()) {
-      store_float(dtype, dequantise(narrow, chunks_[chunk].agreed_exponent, head, divisor), out);
     } else {
       store_float(dtype, dequantise_fixed(narrow, call_.fixed_scale, divisor), out);
     }

@@ -102,7 +102,6 @@ class Member {
     int agreed_exponent = SL_COLL_EXPONENT_NONE;
     std::uint8_t result_flags = 0;
   };
-  enum class Exponent { kAgreed, kOwn };  // what the numbers of block floating point are scaled by
   // Of the call's vector.
   std::size_t elements() const { return element_ ? call_.input.size() / element_ : 0; }
   std::size_t first_of(std::size_t chunk) const { return chunk * chunk_elements_; }
@@ -113,7 +112,7 @@ class Member {
   bool scaled() const;  // block floating point
   Header call_header(std::uint64_t position) const;
   std::uint8_t flags_of(std::size_t chunk) const;  // but for what its numbers say
-  void fill_chunk(std::size_t chunk, Header& header, Bytes& payload, Exponent scale);
+  void fill_chunk(std::size_t chunk, Header& header, Bytes& payload);
   void store_chunk(std::size_t chunk, ByteSpan payload);
 
   static constexpr unsigned kStatusFromTry = 4;  // the third retransmission asks who is missing
@@ -145,7 +144,7 @@ class Member {
   void contribute(std::size_t item, std::uint64_t now_ns, Outbox& out);
   void send(Flight& flight, std::uint64_t now_ns, Outbox& out);
   void take_result(const Header& header, ByteSpan payload, std::uint64_t now_ns, Outbox& out);
-  bool exponents_possible(const Flight& flight, const Header& header, ByteSpan payload) const;
+  bool exponents_possible(std::size_t first_chunk, ByteSpan payload) const;
   void store_special(std::size_t chunk, ByteSpan payload);
   void end_phase(std::uint64_t now_ns, Outbox& out);
   void take_control(const Header& header, ByteSpan payload, std::uint64_t now_ns);

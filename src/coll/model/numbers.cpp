@@ -8,6 +8,8 @@
 #include <limits>
 
 #include "base/result.h"
+#include "coll/model/bulk.h"
+#include "coll/model/packet.h"
 
 namespace sluice::coll {
 namespace {
@@ -66,11 +68,7 @@ void store_float(std::uint8_t dtype, double value, std::uint8_t* out) {
 }
 
 int block_exponent(std::span<const float> values) {
-  std::uint32_t largest = 0;  // magnitudes order like their bits
-  for (float value : values) {
-    const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(value) & ~kSign;
-    if (magnitude < kInfinity) largest = std::max(largest, magnitude);
-  }
+  const std::uint32_t largest = extent_of(values).largest;  // magnitudes order like their bits
   if (largest == 0) return SL_COLL_EXPONENT_NONE;
   int exponent;
   std::frexp(std::bit_cast<float>(largest), &exponent);
@@ -79,6 +77,7 @@ int block_exponent(std::span<const float> values) {
 
 std::uint8_t special_flags(std::span<const float> values) {
   std::uint8_t flags = 0;
+  if (!extent_of(values).special) return flags;
   for (float value : values) {
     if (std::isfinite(value)) continue;
     flags |= std::isnan(value) ? SL_COLL_NAN : value > 0 ? SL_COLL_POS_INF : SL_COLL_NEG_INF;
@@ -88,27 +87,24 @@ std::uint8_t special_flags(std::span<const float> values) {
 
 int headroom(std::uint64_t weight_sum) { return weight_sum <= 1 ? 0 : std::bit_width(weight_sum - 1); }
 
-std::int32_t rescale(std::int32_t mantissa, int shift) {
-  if (shift <= 0) return mantissa;
-  if (shift > 32) return 0;
-  return static_cast<std::int32_t>((std::int64_t{mantissa} + (std::int64_t{1} << (shift - 1))) >> shift);
-}
-
-void quantise(std::span<const float> values, int own, int agreed, int head, std::span<std::int32_t> out) {
-  if (own == SL_COLL_EXPONENT_NONE) {
-    std::fill(out.begin(), out.end(), 0);
+void quantise(std::span<const float> values, int agreed, int head, std::span<std::int32_t> out) {
+  if (agreed == SL_COLL_EXPONENT_NONE) {
+    std::ranges::fill(out, 0);
     return;
   }
-  SLUICE_ASSERT(agreed >= own);
-  for (std::size_t i = 0; i < values.size(); i++) {
-    const double scaled = std::isfinite(values[i]) ? std::ldexp(double{values[i]}, SL_COLL_MANTISSA_BITS - own) : 0;
-    out[i] = rescale(static_cast<std::int32_t>(std::nearbyint(scaled)), agreed - own + head);
-  }
+  scale_to_words(values, SL_COLL_MANTISSA_BITS - agreed - head, out);
 }
 
-double dequantise(std::int32_t sum, int agreed, int head, double divisor) {
-  if (agreed == SL_COLL_EXPONENT_NONE) return 0;
-  return std::ldexp(double{static_cast<double>(sum)} / divisor, agreed + head - SL_COLL_MANTISSA_BITS);
+void dequantise(std::span<const std::int32_t> sums, int agreed, int head, double divisor, std::uint8_t dtype, std::uint8_t* out) {
+  const int shift = agreed + head - SL_COLL_MANTISSA_BITS;
+  if (dtype == SL_COLL_F32 && agreed != SL_COLL_EXPONENT_NONE) {
+    std::vector<float> values(sums.size());
+    scale_from_words(sums, shift, divisor, values);
+    std::memcpy(out, values.data(), 4 * values.size());
+    return;
+  }
+  for (std::size_t i = 0; i < sums.size(); i++, out += size_of(dtype))
+    store_float(dtype, agreed == SL_COLL_EXPONENT_NONE ? 0 : std::ldexp(double{static_cast<double>(sums[i])} / divisor, shift), out);
 }
 
 std::uint8_t quantise_fixed(std::span<const float> values, float scale, std::uint64_t weight_sum, std::span<std::int32_t> out) {

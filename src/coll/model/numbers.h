@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// Numbers as they travel (docs/protocol.md, Floats): block floating point, fixed scale, ordered floats, halves. Scalar: the
-// reference for anything faster.
+// Numbers as they travel (docs/protocol.md, Floats): block floating point, fixed scale, ordered floats, halves.
 #pragma once
 
 #include <sluice/abi/coll.h>
@@ -22,12 +21,10 @@ std::uint8_t special_flags(std::span<const float> values);
 // Bits of headroom for a sum of weights: smallest h with weight_sum <= 2^h.
 int headroom(std::uint64_t weight_sum);
 
-// x to q. `own` is block_exponent(values), `agreed` the maximum over members. Values that are not finite become 0.
-void quantise(std::span<const float> values, int own, int agreed, int head, std::span<std::int32_t> out);
-// Step 3 of it: what a BPF program does when it refills a frame.
-std::int32_t rescale(std::int32_t mantissa, int shift);
-// A sum of q back to a number; `divisor` is 1, or the sum of weights for an average.
-double dequantise(std::int32_t sum, int agreed, int head, double divisor);
+// x to q. `agreed`: the maximum of block_exponent over members. Values that are not finite become 0.
+void quantise(std::span<const float> values, int agreed, int head, std::span<std::int32_t> out);
+// Sums of q back to numbers of a float dtype; `divisor` is 1, or the sum of weights for an average.
+void dequantise(std::span<const std::int32_t> sums, int agreed, int head, double divisor, std::uint8_t dtype, std::uint8_t* out);
 
 // Fixed scale. Returns special_flags() and SL_COLL_OVERFLOW; what does not fit becomes 0.
 std::uint8_t quantise_fixed(std::span<const float> values, float scale, std::uint64_t weight_sum, std::span<std::int32_t> out);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/result.h"
+#include "coll/model/bulk.h"
 
 namespace sluice::coll {
 namespace {
@@ -41,7 +42,7 @@ Bytes encode(const Header& header, ByteSpan payload) {
   put(bytes, AT(members), header.members, 2);
   put(bytes, AT(epoch), header.epoch, 4);
   put(bytes, AT(exponent), static_cast<std::uint16_t>(header.exponent), 2);
-  put(bytes, AT(next_exponent), static_cast<std::uint16_t>(header.next_exponent), 2);
+  put(bytes, AT(scale_low), static_cast<std::uint16_t>(header.scale_low), 2);
   put(bytes, AT(token), header.token, 8);
   if (!payload.empty()) std::memcpy(bytes.data() + sizeof(sl_coll_header), payload.data(), payload.size());
   put(bytes, kIntegrityAt, integrity(bytes), 4);
@@ -66,7 +67,7 @@ std::optional<Header> parse(ByteSpan packet) {
   header.members = get16(packet, AT(members));
   header.epoch = get32(packet, AT(epoch));
   header.exponent = static_cast<std::int16_t>(get16(packet, AT(exponent)));
-  header.next_exponent = static_cast<std::int16_t>(get16(packet, AT(next_exponent)));
+  header.scale_low = static_cast<std::int16_t>(get16(packet, AT(scale_low)));
   header.token = get(packet, AT(token), 8);
   return header;
 }
@@ -74,15 +75,21 @@ std::optional<Header> parse(ByteSpan packet) {
 #undef AT
 
 std::uint32_t integrity(ByteSpan packet) {
-  std::uint64_t a = 0, b = 0;
-  for (std::size_t at = 0; at < packet.size(); at += 4) {
-    if (at == kIntegrityAt) continue;
+  Sums sums;
+  const auto append = [&](ByteSpan bytes) {
+    const Sums more = sums_of(bytes);
+    sums.b += sums.a * (bytes.size() / 4) + more.b;
+    sums.a += more.a;
+  };
+  append(packet.first(kIntegrityAt));
+  append(packet.subspan(kIntegrityAt + 4));
+  if (const std::size_t rest = packet.size() % 4; rest != 0) {
     std::uint32_t word = 0;
-    std::memcpy(&word, packet.data() + at, std::min<std::size_t>(4, packet.size() - at));
-    a += word;
-    b += a;
+    std::memcpy(&word, packet.data() + packet.size() - rest, rest);
+    sums.a += word;
+    sums.b += sums.a;
   }
-  return static_cast<std::uint32_t>((SL_COLL_INTEGRITY_B * b + SL_COLL_INTEGRITY_A * a) % SL_COLL_INTEGRITY_PRIME);
+  return static_cast<std::uint32_t>((SL_COLL_INTEGRITY_B * sums.b + SL_COLL_INTEGRITY_A * sums.a) % SL_COLL_INTEGRITY_PRIME);
 }
 
 bool intact(ByteSpan packet) { return get32(packet, kIntegrityAt) == integrity(packet); }
@@ -138,7 +145,7 @@ sl_coll_shape shape_of(const Header& header, std::size_t elements) {
   shape.elements = static_cast<std::uint32_t>(elements);
   shape.members = header.members;
   shape.exponent = static_cast<std::uint16_t>(header.exponent);
-  if (header.dtype & SL_COLL_FIXED_SCALE) shape.next_exponent = static_cast<std::uint16_t>(header.next_exponent);
+  shape.scale_low = static_cast<std::uint16_t>(header.scale_low);
   shape.op = header.op;
   shape.dtype = header.dtype;
   shape.last = (header.flags & SL_COLL_LAST_FRAGMENT) != 0;
@@ -170,7 +177,7 @@ namespace {
 
 std::string scale(const sl_coll_shape& shape) {
   if (!(shape.dtype & SL_COLL_FIXED_SCALE)) return std::to_string(static_cast<std::int16_t>(shape.exponent));
-  return fmt::format("{}", std::bit_cast<float>(std::uint32_t{shape.exponent} << 16 | shape.next_exponent));
+  return fmt::format("{}", std::bit_cast<float>(std::uint32_t{shape.exponent} << 16 | shape.scale_low));
 }
 
 std::string extent(const sl_coll_shape& shape) {
@@ -193,7 +200,7 @@ std::string difference(const sl_coll_shape& a, int key_a, const sl_coll_shape& b
       return s.op == SL_COLL_BARRIER ? op_name(s.op) : op_name(s.op) + " of " + dtype_name(s.dtype);
     });
   if (a.frag_offset != b.frag_offset || a.elements != b.elements || a.last != b.last) return say(extent);
-  if (a.exponent != b.exponent || a.next_exponent != b.next_exponent)
+  if (a.exponent != b.exponent || a.scale_low != b.scale_low)
     return say([](const sl_coll_shape& s) { return "the scale " + scale(s); });
   return {};
 }

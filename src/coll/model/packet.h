@@ -52,7 +52,7 @@ struct Header {
   std::uint16_t members = 0;
   std::uint32_t epoch = 0;
   std::int16_t exponent = 0;
-  std::int16_t next_exponent = 0;
+  std::int16_t scale_low = 0;
   std::uint64_t token = 0;
 
   std::uint64_t position() const { return std::uint64_t{epoch & 0xffff} << 32 | seq; }

@@ -41,7 +41,7 @@ struct sl_coll_header {
 	__be16 members;		/* of the job */
 	__be32 epoch;		/* incarnation << 16 | bits 32..47 of the position */
 	__be16 exponent;	/* signed; broadcast: KEY of the sender; fixed scale: upper half of the scale's bits */
-	__be16 next_exponent;	/* signed; fixed scale: lower half */
+	__be16 scale_low;	/* fixed scale: lower half, else 0 */
 	__be32 integrity;	/* over the packet as little-endian words, without this one */
 	__be32 token[2];	/* upper half first: 8-byte alignment would move it */
 };
@@ -91,7 +91,7 @@ enum sl_coll_flags {
 
 /* frag_offset beyond the elements of a call. */
 #define SL_COLL_FRAG_SPECIAL 0x80000000u	/* counts of NaN and infinities of the chunk at the other 31 bits */
-#define SL_COLL_FRAG_EXPONENTS 0xffffffffu	/* exponents of the call's first chunks */
+#define SL_COLL_FRAG_EXPONENTS 0xffffffffu	/* exponents of the call's chunks */
 #define SL_COLL_ELEMENTS_MAX 0x7fffffffu
 
 /* What the aggregator does with wire words: follows from op, dtype and frag_offset. */
@@ -183,7 +183,7 @@ struct sl_coll_shape {
 	__le32 elements;
 	__le16 members;
 	__le16 exponent;
-	__le16 next_exponent;	/* compared for a fixed scale only */
+	__le16 scale_low;
 	__u8 op;
 	__u8 dtype;
 	__u8 last;		/* LAST_FRAGMENT */
@@ -256,7 +256,7 @@ struct sl_coll_entry {
 	__u32 frag_offset;
 	__u16 elements;
 	__s16 exponent;
-	__s16 next_exponent;	/* maximum so far; fixed scale: as contributed */
+	__s16 scale_low;
 	__u8 op;
 	__u8 dtype;
 	__u8 flags;		/* sticky ones so far, and LAST_FRAGMENT */
@@ -306,15 +306,13 @@ struct sl_coll_call {
 	__u8 key;
 	__u8 op;
 	__u8 dtype;
-	__u8 scaled;		/* block floating point: the values laid out are mantissas */
-	__u8 headroom;		/* h */
-	__u8 pad[3];
-	__s16 exponent;		/* not scaled: both as the header says them */
-	__s16 next_exponent;
+	__u8 pad;
+	__s16 scale_low;
+	__u16 pad1;
 	__u32 rtt_ns;		/* writer: the program; of a chunk that it sent itself, the last one */
 	__u32 pad2;
 };
-SL_ASSERT_SIZE(struct sl_coll_call, 96);
+SL_ASSERT_SIZE(struct sl_coll_call, 88);
 
 /* A slot of a member; index = position mod W. Writers: user space at the start of a call and when it sends again, else the program. */
 struct sl_coll_flight {
@@ -324,15 +322,16 @@ struct sl_coll_flight {
 SL_ASSERT_SIZE(struct sl_coll_flight, 16);
 #define SL_COLL_FLIGHT_TAKEN (~0ULL)
 
-/* A chunk of a call, beside its numbers in maps sl_coll_input and sl_coll_output. */
+/* A chunk of a call, beside its numbers in map sl_coll_values. */
 struct sl_coll_chunk {
-	__s16 own_exponent;	/* scaled: of the mantissas */
-	__s16 exponent;		/* scaled: agreed; the program writes it W chunks ahead */
-	__u8 flags;		/* of the contribution */
+	__u64 sum_a;		/* of `integrity`, over the contribution's payload alone */
+	__u64 sum_b;
+	__s16 exponent;		/* of its header */
+	__u8 flags;		/* of its header */
 	__u8 result_flags;	/* writer: the program */
-	__u16 pad;
+	__u32 pad;
 };
-SL_ASSERT_SIZE(struct sl_coll_chunk, 8);
+SL_ASSERT_SIZE(struct sl_coll_chunk, 24);
 
 enum sl_coll_member_counter {
 	SL_COLL_MEMBER_TAKEN = 0,	/* results */

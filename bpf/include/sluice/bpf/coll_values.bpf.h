@@ -17,8 +17,9 @@ enum sl_pass {
 	SL_PASS_STORE,	/* write it into the slot */
 	SL_PASS_ADD,	/* add it to the slot */
 	SL_PASS_ANSWER,	/* write the slot into it */
-	SL_PASS_SCALED,	/* the same, mantissas scaled: docs/protocol.md, Floats, 3 */
 	/* these do not */
+	SL_PASS_TAKE,	/* write it into the slot */
+	SL_PASS_GIVE,	/* write the slot into it */
 	SL_PASS_SUBTRACT,	/* take it out of the slot again */
 	SL_PASS_CLEAR,	/* the slot becomes zeroes */
 	SL_PASS_WEIGHTED32, SL_PASS_WEIGHTED64, SL_PASS_MAX32, SL_PASS_MAX64, SL_PASS_MIN32, SL_PASS_MIN64,
@@ -27,6 +28,11 @@ enum sl_pass {
 static __always_inline bool sl_is_wide(enum sl_pass pass)
 {
 	return pass == SL_PASS_WEIGHTED64 || pass == SL_PASS_MAX64 || pass == SL_PASS_MIN64;
+}
+
+static __always_inline bool sl_copies(enum sl_pass pass)
+{
+	return pass == SL_PASS_TAKE || pass == SL_PASS_GIVE;
 }
 
 static __always_inline void sl_one_wide(enum sl_pass pass, const __s64 *payload, __s64 *value, __u32 operand)
@@ -43,14 +49,13 @@ static __always_inline void sl_one_word(enum sl_pass pass, __u32 *payload, __u32
 {
 	__u32 word = 0;
 
-	if (pass == SL_PASS_ANSWER)
+	if (pass == SL_PASS_ANSWER || pass == SL_PASS_GIVE)
 		word = *value;
-	else if (pass == SL_PASS_SCALED)
-		word = ((__s64)(__s32)*value + ((1LL << operand) >> 1)) >> operand;
 	else if (pass != SL_PASS_CLEAR)
 		word = *payload;
 	switch (pass) {
 	case SL_PASS_STORE:
+	case SL_PASS_TAKE:
 	case SL_PASS_CLEAR:
 		*value = word;
 		break;
@@ -58,7 +63,7 @@ static __always_inline void sl_one_word(enum sl_pass pass, __u32 *payload, __u32
 		*value += word;
 		break;
 	case SL_PASS_ANSWER:
-	case SL_PASS_SCALED:
+	case SL_PASS_GIVE:
 		*payload = word;
 		break;
 	case SL_PASS_SUBTRACT:
@@ -78,7 +83,7 @@ static __always_inline void sl_one_word(enum sl_pass pass, __u32 *payload, __u32
 	default:
 		break;
 	}
-	if (pass <= SL_PASS_SCALED)
+	if (pass <= SL_PASS_ANSWER)
 		sl_coll_sum(sums, word);
 }
 
@@ -90,8 +95,7 @@ static __always_inline __u32 sl_untied(__u32 value)
 }
 
 /*
- * `bytes` of payload, a multiple of the word, and all in the frame; at most `place`, a constant. `operand`: the weight, or of SL_PASS_SCALED
- * the shift, at most 40.
+ * `bytes` of payload, a multiple of the word, and all in the frame; at most `place`, a constant. `operand`: the weight.
  */
 static __always_inline void sl_each_of(__u32 place, enum sl_pass pass, const struct sl_frame *f, __u32 bytes, __u8 *values,
 				       __u32 operand, struct sl_coll_sums *sums)
@@ -109,10 +113,16 @@ static __always_inline void sl_each_of(__u32 place, enum sl_pass pass, const str
 			return;
 #pragma unroll
 		for (i = 0; i < SL_COLL_BLOCK / 4; i++) {
-			if (!sl_is_wide(pass))
+			if (sl_copies(pass)) {
+				if (i % 2 == 0 && pass == SL_PASS_TAKE)
+					*(__u64 *)(to + 4 * i) = *(__u64 *)(from + 4 * i);
+				else if (i % 2 == 0)
+					*(__u64 *)(from + 4 * i) = *(__u64 *)(to + 4 * i);
+			} else if (!sl_is_wide(pass)) {
 				sl_one_word(pass, from + 4 * i, to + 4 * i, operand, sums);
-			else if (i % 2 == 0)
+			} else if (i % 2 == 0) {
 				sl_one_wide(pass, from + 4 * i, to + 4 * i, operand);
+			}
 		}
 	}
 	if (tail > place - SL_COLL_BLOCK)
