@@ -99,12 +99,12 @@ Status measure_all_reduce(Run& run) {
         if (const char* only = ::getenv("SLUICE_ONLY"); only && only != fmt::format("{}/{}/{}", wire_name(kind), mtu, aggregators)) continue;
         SLUICE_TRY(wires, Wires::create({.kind = kind, .mtu = mtu, .members = 4, .aggregators = aggregators}));
         if (::getenv("SLUICE_NAPI")) SLUICE_CHECK(wires.thread_napi());
-        const std::size_t bytes = run.size(64 * kMiB, 16 * kMiB);
+        const char* b_ = ::getenv("SLUICE_BYTES"); const std::size_t bytes = b_ ? std::strtoull(b_, nullptr, 0) : run.size(64 * kMiB, 16 * kMiB);
         const auto words = static_cast<std::uint16_t>(mtu == 1500 ? SL_COLL_WORDS_DEFAULT : SL_COLL_WORDS_MAX);
         JobSpec spec{.window = 32, .words = words, .carried_bytes = bytes / aggregators + 4096};
         if (const char* w = ::getenv("SLUICE_W")) spec.window = static_cast<std::uint16_t>(std::atoi(w));
         SLUICE_TRY(job, Job::start(wires, spec));
-        SLUICE_TRY(timing, time_job(*job, 4, {.bytes = bytes, .measured = run.size(10U, 5U)}));
+        SLUICE_TRY(timing, time_job(*job, 4, {.bytes = bytes, .measured = ::getenv("SLUICE_CALLS") ? static_cast<unsigned>(std::atoi(::getenv("SLUICE_CALLS"))) : run.size(10U, 5U)}));
         Measurement m{.id = "allreduce.64MB",
                       .params = {{"wire", wire_name(kind)}, {"mtu", mtu}, {"shards", aggregators}},
                       .unit = "Gbit/s"};

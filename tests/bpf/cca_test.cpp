@@ -26,7 +26,7 @@ enum : std::uint32_t {
 };
 
 // sl_present, beta, c, fast_convergence, reno_friendly, ecn_reduction, ecn_drain, ecn_window, hystart, min_segments, spacing
-const std::vector<std::uint64_t> kDefaults = {1, 70, 400, 1, 1, 30, 120, 16, 3, 16, 2000};
+const std::vector<std::uint64_t> kDefaults = {1, 70, 400, 1, 1, 30, 110, 16, 3, 16, 2000};
 constexpr std::size_t kC = 2, kRenoFriendly = 4, kEcnDrain = 6;
 
 // In the private state: sl_core.params, and cubic's alpha_1024 right behind struct sl_core.

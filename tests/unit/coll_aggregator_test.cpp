@@ -261,8 +261,7 @@ TEST(CollAggregator, AnotherShapeFailsTheJobForAllAndForWhatComesLater) {
            Row{[](Header& h) { h.frag_offset = 16; }, "KEY 0 has elements 0 to 1, KEY 2 has elements 16 to 17"},
            Row{[](Header& h) { h.flags = SL_COLL_LAST_FRAGMENT; },
                "KEY 0 has elements 0 to 1, KEY 2 has elements 0 to 1, its last"},
-           Row{[](Header& h) { h.exponent = 4; }, "KEY 0 has the scale 0, KEY 2 has the scale 4"},
-           Row{[](Header& h) { h.scale_low = 4; }, "KEY 0 has the scale 0, KEY 2 has the scale 0"},
+           Row{[](Header& h) { h.exponent = 4; }, "KEY 0 has the exponent 0, KEY 2 has the exponent 4"},
        }) {
     Bench bench(config(3, 2));
     bench.send(bench.contribution(0, 0), {1});

@@ -62,6 +62,8 @@ Result<std::unique_ptr<KernelAggregator>> KernelAggregator::start(const KernelAg
                         config.aggregator.members.size());
   SLUICE_TRY(object, bpfio::Object::open_file(config.object));
   SLUICE_CHECK(object.set_max_entries("sl_coll_slots", 2U * config.aggregator.job.window));
+  // A broadcast looks at every entry.
+  SLUICE_CHECK(object.set_max_entries("sl_coll_fan", config.aggregator.job.contributors));
   SLUICE_CHECK(object.load());
   SLUICE_TRY(program, object.program("sl_coll_aggregate"));
   SLUICE_TRY(copy, object.program("sl_coll_copy"));

@@ -214,6 +214,8 @@ void Member::contribute(std::size_t item, std::uint64_t now_ns, Outbox& out) {
     case Phase::kExponents: {
       flight.chunk = item * config_.words;
       flight.header.frag_offset = SL_COLL_FRAG_EXPONENTS;
+      flight.header.exponent = static_cast<std::int16_t>(elements() >> 16);
+      flight.header.scale_low = static_cast<std::int16_t>(elements());
       const std::size_t count = std::min<std::size_t>(chunks_.size() - flight.chunk, config_.words);
       flight.payload.resize(4 * count);
       for (std::size_t i = 0; i < count; i++) put_word(flight.payload, 4, i, chunks_[flight.chunk + i].own_exponent);

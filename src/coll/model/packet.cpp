@@ -175,9 +175,13 @@ std::string key_list(std::uint64_t bitmap) {
 
 namespace {
 
+// exponent and scale_low together.
+std::uint32_t both(const sl_coll_shape& shape) { return std::uint32_t{shape.exponent} << 16 | shape.scale_low; }
+
 std::string scale(const sl_coll_shape& shape) {
-  if (!(shape.dtype & SL_COLL_FIXED_SCALE)) return std::to_string(static_cast<std::int16_t>(shape.exponent));
-  return fmt::format("{}", std::bit_cast<float>(std::uint32_t{shape.exponent} << 16 | shape.scale_low));
+  if (shape.frag_offset == SL_COLL_FRAG_EXPONENTS) return fmt::format("a vector of {} elements", both(shape));
+  if (shape.dtype & SL_COLL_FIXED_SCALE) return fmt::format("the scale {}", std::bit_cast<float>(both(shape)));
+  return fmt::format("the exponent {}", static_cast<std::int16_t>(shape.exponent));
 }
 
 std::string extent(const sl_coll_shape& shape) {
@@ -199,9 +203,9 @@ std::string difference(const sl_coll_shape& a, int key_a, const sl_coll_shape& b
     return say([](const sl_coll_shape& s) {
       return s.op == SL_COLL_BARRIER ? op_name(s.op) : op_name(s.op) + " of " + dtype_name(s.dtype);
     });
+  if (a.frag_offset == SL_COLL_FRAG_EXPONENTS && b.frag_offset == a.frag_offset && both(a) != both(b)) return say(scale);
   if (a.frag_offset != b.frag_offset || a.elements != b.elements || a.last != b.last) return say(extent);
-  if (a.exponent != b.exponent || a.scale_low != b.scale_low)
-    return say([](const sl_coll_shape& s) { return "the scale " + scale(s); });
+  if (both(a) != both(b)) return say(scale);
   return {};
 }
 
