@@ -33,14 +33,17 @@ using coll::UdpPort;
 constexpr std::uint64_t kToken = 0x0123456789abcdef;
 constexpr std::uint64_t kPatience_ns = 120'000'000'000;
 
-Address address_of_host(const Host& host, bool v6) {
+Address address_of_host(const Host& host, bool v6, std::size_t interface = 0) {
   Address address;
-  if (v6) {
-    inet_pton(AF_INET6, host.address(AF_INET6).c_str(), address.ip.data());
-  } else {
-    address.ip[10] = address.ip[11] = 0xff;
-    inet_pton(AF_INET, host.address(AF_INET).c_str(), &address.ip[12]);
+  for (const std::string& text : host.interfaces().at(interface).addresses) {
+    const std::string bare = text.substr(0, text.find('/'));
+    if (v6 && inet_pton(AF_INET6, bare.c_str(), address.ip.data()) == 1) return address;
+    if (!v6 && inet_pton(AF_INET, bare.c_str(), &address.ip[12]) == 1) {
+      address.ip[10] = address.ip[11] = 0xff;
+      return address;
+    }
   }
+  ADD_FAILURE() << host.name() << " has no such address";
   return address;
 }
 
@@ -55,21 +58,37 @@ T in_host(const Host& host, const std::function<Result<T>()>& make) {
   return std::move(*made);
 }
 
+// Nothing else receives what XDP sends into a veth.
+void receive_by_napi(const Host& host, const std::string& interface) {
+  const Output output = must(host.run({"ethtool", "-K", interface, "gro", "on"}));
+  EXPECT_EQ(output.status, 0) << output.text;
+}
+
 // Hosts h0, h1, ..., the aggregator's, an intruder's, and the switch between them.
 Topology wires(const CollJobSpec& spec, unsigned hosts) {
+  const int mtu = spec.words > SL_COLL_WORDS_DEFAULT ? 3500 : 1500;
+  if (spec.direct) {
+    TopologySpec described{.hosts = {{.name = "aggregator"}}};
+    for (unsigned i = 0; i < hosts; i++) {
+      const std::string name = fmt::format("h{}", i);
+      described.hosts.push_back({.name = name});
+      described.links.push_back({.a = {name, {fmt::format("10.9.{}.1/24", i), fmt::format("fd09:{:x}::1/64", i)}},
+                                 .b = {"aggregator", {fmt::format("10.9.{}.2/24", i), fmt::format("fd09:{:x}::2/64", i)}},
+                                 .mtu = mtu});
+    }
+    Topology topology = must(Topology::create(described));
+    for (unsigned i = 0; i < hosts; i++) receive_by_napi(topology.host(fmt::format("h{}", i)), "eth0");
+    return topology;
+  }
   std::vector<LinkEnd> ends;
   for (unsigned i = 0; i <= hosts + 1; i++) {
     const std::string name = i < hosts ? fmt::format("h{}", i) : i == hosts ? "aggregator" : "intruder";
     ends.push_back({name, {fmt::format("10.9.0.{}/24", i + 1), fmt::format("fd09::{:x}/64", i + 1)}});
   }
   TopologySpec described = star(ends);
-  for (LinkSpec& link : described.links) link.mtu = spec.words > SL_COLL_WORDS_DEFAULT ? 3500 : 1500;
+  for (LinkSpec& link : described.links) link.mtu = mtu;
   Topology topology = must(Topology::create(described));
-  // What XDP sends into a veth is received by NAPI only.
-  for (unsigned i = 0; i <= hosts; i++) {
-    const Output output = must(topology.host("switch").run({"ethtool", "-K", fmt::format("eth{}", i), "gro", "on"}));
-    EXPECT_EQ(output.status, 0) << output.text;
-  }
+  for (unsigned i = 0; i <= hosts; i++) receive_by_napi(topology.host("switch"), fmt::format("eth{}", i));
   return topology;
 }
 
@@ -231,7 +250,7 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   }
 
   const Host& center = topology.host("aggregator");
-  auto center_port = in_host<UdpPort>(center, [&] { return UdpPort::open(address_of_host(center, spec.v6)); });
+  auto center_port = in_host<UdpPort>(center, [&] { return UdpPort::open(spec.direct ? Address{} : address_of_host(center, spec.v6)); });
   coll::KernelAggregatorConfig kernel;
   kernel.object = std::string(SLUICE_BUILD_DIR) + "/bundles/aggregate/1.0.0/aggregate.bpf.o";
   AggregatorConfig& config = kernel.aggregator;
@@ -270,10 +289,13 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   std::unique_ptr<KernelAggregator> in_kernel;
   if (spec.aggregator == CollSide::kKernel)
     in_kernel = in_host<std::unique_ptr<KernelAggregator>>(center, [&] {
-      kernel.interfaces.assign(spec.members, ::if_nametoindex("eth0"));
+      for (unsigned key = 0; key < spec.members; key++)
+        kernel.interfaces.push_back(::if_nametoindex(spec.direct ? fmt::format("eth{}", key / spec.members_per_host).c_str() : "eth0"));
       return KernelAggregator::start(kernel);
     });
   const auto config_of = [&](unsigned key) {
+    Address aggregator = address_of_host(center, spec.v6, spec.direct ? key / spec.members_per_host : 0);
+    aggregator.port = center_port.local().port;
     return coll::MemberConfig{.token = kToken,
                               .weight_sum = config.job.weight_sum,
                               .instance = key + 1,
@@ -282,7 +304,7 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
                               .window = spec.window,
                               .words = spec.words,
                               .key = static_cast<std::uint8_t>(key),
-                              .aggregator = center_port.local(),
+                              .aggregator = aggregator,
                               .join_timeout_ns = kPatience_ns};
   };
   std::vector<std::unique_ptr<KernelMember>> kernel_members(spec.members);

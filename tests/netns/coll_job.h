@@ -24,6 +24,7 @@ struct CollJobSpec {
   std::size_t carried_bytes = 0;            // of KernelMemberConfig
   ImpairmentSpec wire;                      // of each port of the switch, both ways; its seed is that of the job
   bool v6 = false;
+  bool direct = false;  // no switch: a link from each host to the aggregator, which has an address on each
   std::uint16_t members = 4;
   std::uint16_t members_per_host = 1;
   std::uint16_t window = 32;

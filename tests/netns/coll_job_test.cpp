@@ -109,6 +109,18 @@ TEST_P(CollJob, calls_are_carried_in_pieces_and_beside_members_in_fallback) {
   expect_no_errors(run_coll_job(spec_, calls));
 }
 
+TEST_P(CollJob, an_aggregator_with_an_address_for_each_member) {
+  spec_.direct = true;
+  for (const bool v6 : {false, true}) {
+    spec_.v6 = v6;
+    spec_.members_per_host = spec_.members_are == CollSide::kModel ? 2 : 1;
+    const CollReport report = run_coll_job(spec_, some_of_everything());
+    expect_no_errors(report);
+    if (spec_.members_are != CollSide::kKernel) continue;
+    EXPECT_LT(report.counters.at(SL_COLL_ANSWERED), report.counters.at(SL_COLL_COMPLETED) / 4) << "results do not arrive";
+  }
+}
+
 TEST_P(CollJob, an_intruder_changes_nothing_and_ordinary_traffic_flows) {
   spec_.intruder = true;
   spec_.ordinary_bytes = 2'000'000;

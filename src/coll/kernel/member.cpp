@@ -72,7 +72,22 @@ bool KernelMember::carry(std::uint64_t now_ns, Outbox& out) {
   return true;
 }
 
-bool KernelMember::contiguous() const { return plain() && chunk_elements_ * element() == place_; }
+bool KernelMember::contiguous(const Call& call) const { return plain(call) && std::size_t{4} * config_.words == place_; }
+
+Status KernelMember::check_memory(const Call& call) const {
+  const ByteSpan ours(reinterpret_cast<const std::uint8_t*>(maps_.values.bytes().data()), maps_.values.bytes().size());
+  const auto lies_in = [&](ByteSpan memory) {
+    return !memory.empty() && std::less<>()(memory.data(), ours.data() + ours.size()) &&
+           std::less<>()(ours.data(), memory.data() + memory.size());
+  };
+  if (!lies_in(call.input) && !lies_in(call.output)) return {};
+  if (contiguous(call) && call.input.data() == ours.data() && call.output.data() == ours.data() && call.input.size() <= ours.size())
+    return {};
+  return sluice::fail(make_error(Code::kInvalid,
+                         fmt::format("{} of {} cannot be computed in the memory that the kernel works in",
+                                     op_name(static_cast<std::uint8_t>(call.op)), dtype_name(static_cast<std::uint8_t>(call.dtype))),
+                         "only sum, max and min of i32 and i64 in full chunks can, in place and from its beginning on; give it other memory"));
+}
 
 void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
   const std::size_t window = config_.window;
@@ -81,7 +96,7 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
   next_position_ += count_;
 
   const std::size_t first_element = first_of(piece_), last = piece_ + count_ - 1;
-  if (contiguous()) {
+  if (contiguous(call_)) {
     const std::uint8_t* from = call_.input.data() + first_element * element();
     if (from != values().data()) std::memcpy(values().data(), from, (first_of(last) + count_of(last) - first_element) * element());
   }
@@ -92,7 +107,7 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
     sl_coll_chunk& at = about(i);
     std::size_t bytes = count_of(chunk) * element();
     own.flags = flags_of(chunk);
-    if (!contiguous()) {
+    if (!contiguous(call_)) {
       fill_chunk(chunk, own, payload);
       std::ranges::copy(payload, values_of(i).begin());
       bytes = payload.size();
@@ -154,7 +169,7 @@ void KernelMember::contribute(std::size_t index, unsigned tries, Outbox& out) {
 void KernelMember::end_piece() {
   const sl_coll_call call = call_in_kernel();
   std::atomic_ref(call_in_kernel().chunks).store(0, std::memory_order_release);
-  const bool in_place = contiguous() && call_.output.data() + first_of(piece_) * element() == values().data();
+  const bool in_place = contiguous(call_) && call_.output.data() + first_of(piece_) * element() == values().data();
   for (std::size_t i = 0; i < count_; i++) {
     const std::size_t chunk = piece_ + i;
     const std::uint8_t flags = about(i).result_flags;

@@ -36,7 +36,7 @@ class KernelMember : public Member {
   std::uint64_t next_tick_ns() const override;
   int wake_fd() const override { return ended_.fd(); }
   // Memory that the program itself reads and writes, as long as what is carried at once. A call that adds or compares integers in full
-  // chunks of 352 or 832 words, in place and from its beginning on, copies nothing. To be left alone during calls.
+  // chunks of 352 or 832 words, in place and from its beginning on, copies nothing; no other call may be made in it. To be left alone during calls.
   std::span<std::uint8_t> values() {
     return {reinterpret_cast<std::uint8_t*>(maps_.values.bytes().data()), maps_.values.bytes().size()};
   }
@@ -64,7 +64,8 @@ class KernelMember : public Member {
   void stop_if_over();
 
   std::span<std::uint8_t> values_of(std::size_t index) { return values().subspan(index * place_, place_); }
-  bool contiguous() const;  // the chunks of this call lie in the maps as they do in the caller's memory
+  Status check_memory(const Call& call) const override;
+  bool contiguous(const Call& call) const;  // its chunks lie in the maps as they do in the caller's memory
   sl_coll_call& call_in_kernel() { return *reinterpret_cast<sl_coll_call*>(maps_.call.bytes().data()); }
   sl_coll_chunk& about(std::size_t index) { return reinterpret_cast<sl_coll_chunk*>(maps_.chunks.bytes().data())[index]; }
   std::uint64_t flight(std::uint64_t slot) const { return maps_.flights.load_u64(slot * sizeof(sl_coll_flight)); }

@@ -118,9 +118,9 @@ bool Member::scaled() const {
   return is_float(call_.dtype) && (call_.op == SL_COLL_SUM || call_.op == SL_COLL_AVERAGE) && call_.fixed_scale == 0;
 }
 
-bool Member::plain() const {
-  return (call_.dtype == SL_COLL_I32 || call_.dtype == SL_COLL_I64) &&
-         (call_.op == SL_COLL_SUM || call_.op == SL_COLL_MAX || call_.op == SL_COLL_MIN);
+bool Member::plain(const Call& call) {
+  return (call.dtype == SL_COLL_I32 || call.dtype == SL_COLL_I64) &&
+         (call.op == SL_COLL_SUM || call.op == SL_COLL_MAX || call.op == SL_COLL_MIN);
 }
 
 bool Member::wants(std::size_t chunk) const {
@@ -149,6 +149,8 @@ Status Member::begin(const Call& call, std::uint64_t now_ns, Outbox& out) {
   const bool adds_floats = is_float(probe.dtype) && (call.op == SL_COLL_SUM || call.op == SL_COLL_AVERAGE);
   if (adds_floats && config_.weight_sum > SL_COLL_WEIGHTS_MAX)
     return sluice::fail(Code::kInvalid, "the weights add up to {}; floats allow {}", config_.weight_sum, SL_COLL_WEIGHTS_MAX);
+
+  SLUICE_CHECK(check_memory(call));
 
   call_ = call;
   element_ = element;
@@ -251,7 +253,7 @@ void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload) {
   if (call_.op == SL_COLL_BARRIER) return;
   const std::size_t count = count_of(chunk), wire = wire_size(header);
   const ByteSpan bytes = call_.input.subspan(first_of(chunk) * element_, count * element_);
-  if (plain()) return payload.assign(bytes.begin(), bytes.end());
+  if (plain(call_)) return payload.assign(bytes.begin(), bytes.end());
   payload.resize(count * wire);
   if (!is_float(header.dtype)) {
     const auto limit = INT64_MAX / static_cast<std::int64_t>(config_.weight_sum);
@@ -383,8 +385,8 @@ bool Member::exponents_possible(std::size_t first_chunk, ByteSpan payload) const
 
 void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
   if (call_.op == SL_COLL_BARRIER) return;
-  if (plain() && !payload.empty()) std::memcpy(call_.output.data() + first_of(chunk) * element_, payload.data(), payload.size());
-  if (plain()) return;
+  if (plain(call_) && !payload.empty()) std::memcpy(call_.output.data() + first_of(chunk) * element_, payload.data(), payload.size());
+  if (plain(call_)) return;
   const auto dtype = static_cast<std::uint8_t>(call_.dtype);
   const std::size_t count = count_of(chunk);
   const bool wide = count != 0 && payload.size() == 8 * count;

@@ -93,6 +93,8 @@ class Member {
 
   // The chunks of a call may be carried by somebody else than packets through this class, who gives them positions from
   // next_position_ on and says carried() when all results are there.
+  // Whether it can work in the memory of a call; an error changes nothing.
+  virtual Status check_memory(const Call& /*call*/) const { return {}; }
   virtual bool carry(std::uint64_t /*now_ns*/, Outbox& /*out*/) { return false; }
   void carried(std::uint64_t now_ns, Outbox& out) { end_phase(now_ns, out); }
   virtual bool outstanding(std::uint64_t position) const;
@@ -108,7 +110,7 @@ class Member {
   std::size_t count_of(std::size_t chunk) const { return std::min(chunk_elements_, elements() - first_of(chunk)); }
   std::size_t element() const { return element_; }
   bool wants(std::size_t chunk) const;
-  bool plain() const;   // the caller's numbers travel as they are
+  static bool plain(const Call& call);  // the caller's numbers travel as they are
   bool scaled() const;  // block floating point
   Header call_header(std::uint64_t position) const;
   std::uint8_t flags_of(std::size_t chunk) const;  // but for what its numbers say
