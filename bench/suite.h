@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// What every benchmark program does: options, its measurements one after the other, the table and the JSON. A measurement adds to the
-// report what it measured; an error means that it measured nothing.
+// What every benchmark program does: options, its measurements one after the other, the table and the JSON. A measurement adds
+// to the report what it measured; an error means that it measured nothing.
 #pragma once
 
 #include <cstdint>

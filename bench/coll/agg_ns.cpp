@@ -4,9 +4,9 @@
 #include <arpa/inet.h>
 #include <bpf/bpf.h>
 #include <linux/bpf.h>
+#include <net/ethernet.h>
 #include <netinet/ip.h>
 #include <netinet/udp.h>
-#include <net/ethernet.h>
 
 #include "base/random.h"
 #include "bpfio/object.h"
@@ -64,8 +64,17 @@ Status set_up(const bpfio::Object& object, std::uint16_t words) {
   SLUICE_TRY(members, object.map("sl_coll_members"));
   SLUICE_TRY(fan, object.map("sl_coll_fan"));
   const std::uint32_t zero = 0;
-  const sl_coll_job job{.token = kToken, .weight_sum = kMembers, .job = 1, .members = kMembers, .contributors = kMembers,
-                        .incarnation = 1, .window = kWindow, .words = words, .port = htons(kPort), .state = 0, .pad = 0};
+  const sl_coll_job job{.token = kToken,
+                        .weight_sum = kMembers,
+                        .job = 1,
+                        .members = kMembers,
+                        .contributors = kMembers,
+                        .incarnation = 1,
+                        .window = kWindow,
+                        .words = words,
+                        .port = htons(kPort),
+                        .state = 0,
+                        .pad = 0};
   SLUICE_CHECK(jobs.update(bpfio::bytes_of(zero), bpfio::bytes_of(job)));
   for (std::uint32_t key = 0; key < kMembers; key++) {
     sl_coll_member member{};
@@ -102,14 +111,17 @@ Status measure(Run& run, std::uint16_t words) {
     for (std::uint64_t i = 0; i < positions; i++, position++)
       for (std::uint32_t key = 0; key < kMembers; key++) {
         const coll::Bytes frame = frame_of(position, key, values);
-        SLUICE_TRY(result, program.test_run({.data = std::as_bytes(std::span(frame)), .context = {}, .data_out_max = frame.size()}));
+        SLUICE_TRY(result,
+                   program.test_run({.data = std::as_bytes(std::span(frame)), .context = {}, .data_out_max = frame.size()}));
         const std::uint32_t expected = key + 1 == kMembers ? XDP_REDIRECT : XDP_DROP;
         if (result.value != expected)
-          return fail(Code::kInternal, "the program returned {} for KEY {} at {}, not {}", result.value, key, position, expected);
+          return fail(Code::kInternal, "the program returned {} for KEY {} at {}, not {}", result.value, key, position,
+                      expected);
       }
     SLUICE_TRY(after, program.info());
     if (block == 0) continue;  // warms up
-    samples.push_back(static_cast<double>(after.run_ns - before.run_ns) / static_cast<double>(after.run_count - before.run_count));
+    samples.push_back(static_cast<double>(after.run_ns - before.run_ns) /
+                      static_cast<double>(after.run_count - before.run_count));
   }
   Measurement m{.id = "bpf.agg_ns", .params = {{"values", words}, {"members", kMembers}}, .unit = "ns", .samples = samples};
   m.value = median(samples);

@@ -13,6 +13,7 @@ namespace sluice::bench {
 namespace {
 
 constexpr std::uint64_t kToken = 0x0123456789abcdef;
+constexpr std::uint64_t kSpin_ns = 500'000;  // a small call is over by then
 constexpr std::uint64_t kPatience_ns = 60'000'000'000;
 
 template <class T>
@@ -48,8 +49,8 @@ Result<std::unique_ptr<Job>> Job::start(const Wires& wires, const JobSpec& spec)
     about.port = htons(center_port.local().port);
     config.aggregator.dead_after_ns = kPatience_ns;
     for (unsigned i = 0; i < members; i++) {
-      SLUICE_TRY(port, (in_host<coll::UdpPort>(wires.member(i),
-                                               [&] { return coll::UdpPort::open(wires.member_address(i, s)); })));
+      SLUICE_TRY(port,
+                 (in_host<coll::UdpPort>(wires.member(i), [&] { return coll::UdpPort::open(wires.member_address(i, s)); })));
       sl_coll_member member{};
       member.port = htons(port.local().port);
       member.weight = 1;
@@ -115,9 +116,10 @@ Result<std::uint64_t> Job::counter(sl_coll_member_counter index) const {
 Status JobMember::until_not(coll::Member::State state) {
   std::vector<coll::Station<coll::KernelMember>> stations;
   for (std::size_t s = 0; s < ports.size(); s++) stations.push_back({&ports[s], streams[s].get()});
-  SLUICE_CHECK(coll::drive(std::span<const coll::Station<coll::KernelMember>>(stations), RealClock(), [&] {
-    return std::ranges::none_of(streams, [&](const auto& stream) { return stream->state() == state; });
-  }));
+  SLUICE_CHECK(coll::drive(
+      std::span<const coll::Station<coll::KernelMember>>(stations), RealClock(),
+      [&] { return std::ranges::none_of(streams, [&](const auto& stream) { return stream->state() == state; }); },
+      now_ns() + kSpin_ns));
   for (const auto& stream : streams)
     if (stream->state() == coll::Member::State::kFailed) return tl::unexpected<Error>(stream->failure());
   return {};
@@ -133,19 +135,25 @@ Status JobMember::join() {
   return until_not(coll::Member::State::kJoining);
 }
 
-std::vector<std::span<std::uint8_t>> JobMember::memory(std::size_t bytes) const {
-  std::vector<std::span<std::uint8_t>> parts;
-  const std::size_t words = bytes / 8, count = streams.size();
-  for (std::size_t s = 0; s < count; s++)
-    parts.push_back(streams[s]->values().first(8 * (words * (s + 1) / count - words * s / count)));
+Parts JobMember::memory(const Calls& calls) {
+  const std::size_t words = calls.bytes / 4, count = streams.size();
+  own_.resize(count);
+  Parts parts;
+  for (std::size_t s = 0; s < count; s++) {
+    const std::size_t bytes = 4 * (words * (s + 1) / count - words * s / count);
+    if (calls.floats) own_[s].resize(bytes);
+    parts.push_back(calls.floats ? std::span(own_[s]) : streams[s]->values().first(bytes));
+  }
   return parts;
 }
 
-Status JobMember::all_reduce(sl_coll_dtype dtype, const std::vector<std::span<std::uint8_t>>& memory) {
+Status JobMember::all_reduce(const Calls& calls) {
+  const Parts parts = memory(calls);
+  const sl_coll_dtype dtype = calls.floats ? SL_COLL_F32 : SL_COLL_I32;
   coll::Outbox out;
   for (std::size_t s = 0; s < ports.size(); s++) {
     SLUICE_CHECK(streams[s]->begin(
-        {.op = SL_COLL_SUM, .dtype = dtype, .input = memory[s], .output = memory[s], .timeout_ns = kPatience_ns}, now_ns(), out));
+        {.op = SL_COLL_SUM, .dtype = dtype, .input = parts[s], .output = parts[s], .timeout_ns = kPatience_ns}, now_ns(), out));
     SLUICE_CHECK(ports[s].send(out));
     out.clear();
   }

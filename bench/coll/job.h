@@ -8,6 +8,7 @@
 
 #include "coll/kernel/aggregator.h"
 #include "coll/kernel/member.h"
+#include "coll/loop.h"
 #include "coll/udp.h"
 #include "coll/wires.h"
 
@@ -25,14 +26,15 @@ struct JobMember {
   std::vector<std::unique_ptr<coll::KernelMember>> streams;
 
   Status join();
-  // The first `bytes` of the streams' registered memories, in equal parts.
-  std::vector<std::span<std::uint8_t>> memory(std::size_t bytes) const;
-  // A sum in place; by stream.
-  Status all_reduce(sl_coll_dtype dtype, const std::vector<std::span<std::uint8_t>>& memory);
+  // Where a vector has to lie: integers where the kernel works, in equal parts.
+  Parts memory(const Calls& calls);
+  // A sum in place of what lies there.
+  Status all_reduce(const Calls& calls);
   Status leave();
 
  private:
   Status until_not(coll::Member::State state);
+  std::vector<std::vector<std::uint8_t>> own_;  // of floats, by stream
 };
 
 class Job {

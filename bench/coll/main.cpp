@@ -5,12 +5,14 @@
 
 int main(int argc, char** argv) {
   using namespace sluice::bench;
-  const Suite suite{.name = "coll",
-                    .description = "Collectives in the kernel beside the same ones over sockets, Open MPI and Gloo, on the same wires.",
-                    .seed_help = "Of values and losses",
-                    .entries = {
-                        {{"bpf.agg_ns"}, "ns", measure_agg_ns},
-                        {{"allreduce.64MB"}, "Gbit/s", measure_all_reduce},
-                    }};
+  const Suite suite{
+      .name = "coll",
+      .description = "Collectives in the kernel beside the same ones over sockets, Open MPI and Gloo, on the same wires.",
+      .seed_help = "Of values and losses",
+      .entries = {
+          {{"bpf.agg_ns"}, "ns", measure_agg_ns},
+          {{"allreduce.64MB", "allreduce.cpu_ratio"}, "", measure_all_reduce},
+          {{"allreduce.1KB", "allreduce.64KB"}, "us", measure_small},
+      }};
   return run_suite(suite, argc, argv);
 }

@@ -3,13 +3,8 @@
 
 #include <arpa/inet.h>
 #include <net/if.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <set>
 
 #include "agent.h"
 
@@ -31,18 +26,6 @@ std::uint64_t mac_key(const std::string& text) {
   if (std::sscanf(text.c_str(), "%x:%x:%x:%x:%x:%x", &byte[0], &byte[1], &byte[2], &byte[3], &byte[4], &byte[5]) != 6) return 0;
   for (unsigned i = 0; i < 6; i++) key |= std::uint64_t{byte[i]} << (8 * i);
   return key;
-}
-
-// Threads of the kernel that poll interfaces.
-std::set<pid_t> napi_threads() {
-  std::set<pid_t> found;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-    std::ifstream comm(entry.path() / "comm");
-    std::string name;
-    if (std::getline(comm, name) && name.starts_with("napi/")) found.insert(std::stoi(entry.path().filename()));
-  }
-  return found;
 }
 
 }  // namespace
@@ -97,6 +80,9 @@ Status Wires::program_switch(unsigned aggregator) {
       const test::Host& station = port == 0 ? this->aggregator(aggregator) : member(port - 1);
       const auto& interface = station.interfaces()[port == 0 ? 0 : aggregator];
       const std::uint32_t index = ::if_nametoindex(fmt::format("eth{}", port).c_str());
+      // Sockets have no XDP program, and nothing but NAPI receives what XDP sends into a veth.
+      SLUICE_TRY(gro, station.run({"ethtool", "-K", interface.name, "gro", "on"}));
+      if (gro.status != 0) return fail(Code::kInternal, "ethtool on {} of {}: {}", interface.name, station.name(), gro.text);
       const std::uint64_t mac = mac_key(interface.mac);
       SLUICE_CHECK(stations.update(bpfio::bytes_of(mac), bpfio::bytes_of(port)));
       SLUICE_CHECK(ports.update(bpfio::bytes_of(port), bpfio::bytes_of(index)));
@@ -119,35 +105,6 @@ coll::Address Wires::aggregator_address(unsigned member, unsigned aggregator) co
 
 std::string Wires::aggregator_interface(unsigned member) const {
   return spec_.kind == WireKind::kDirect ? fmt::format("eth{}", member) : "eth0";
-}
-
-Status Wires::thread_napi() const {
-  const long cpus = ::sysconf(_SC_NPROCESSORS_ONLN);
-  const auto thread = [](const test::Host& host, const std::string& interface) -> Status {
-    SLUICE_TRY(output, host.run({"unshare", "-m", "sh", "-c",
-                                 "mount -t sysfs sysfs /sys && echo 1 >/sys/class/net/" + interface + "/threaded"}));
-    if (output.status != 0) return fail(Code::kInternal, "cannot thread {} of {}: {}", interface, host.name(), output.text);
-    return {};
-  };
-  for (unsigned s = 0; s < spec_.aggregators; s++) {
-    const std::set<pid_t> before = napi_threads();
-    for (unsigned i = 0; i < spec_.members; i++) {
-      SLUICE_CHECK(thread(member(i), fmt::format("eth{}", s)));
-      if (spec_.kind == WireKind::kDirect) SLUICE_CHECK(thread(aggregator(s), aggregator_interface(i)));
-    }
-    if (spec_.kind != WireKind::kDirect) {
-      SLUICE_CHECK(thread(aggregator(s), "eth0"));
-      for (unsigned port = 0; port <= spec_.members; port++)
-        SLUICE_CHECK(thread(topology_.host(fmt::format("switch{}", s)), fmt::format("eth{}", port)));
-    }
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(static_cast<std::size_t>(s % cpus), &one);
-    for (const pid_t pid : napi_threads())
-      if (!before.contains(pid) && ::sched_setaffinity(pid, sizeof one, &one) != 0)
-        return fail_errno(errno, "cannot keep a thread on CPU {}", s % cpus);
-  }
-  return {};
 }
 
 }  // namespace sluice::bench

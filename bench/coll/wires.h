@@ -42,8 +42,6 @@ class Wires {
   coll::Address aggregator_address(unsigned member, unsigned aggregator) const;
   // Of the aggregator, towards a member.
   std::string aggregator_interface(unsigned member) const;
-  // The receiving side of every interface becomes a thread of the kernel, those of one aggregator on one CPU.
-  Status thread_napi() const;
 
  private:
   Wires(const WireSpec& spec, test::Topology topology) : spec_(spec), topology_(std::move(topology)) {}

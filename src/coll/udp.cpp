@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kBatch = 64;
 constexpr std::size_t kPacketMax = sizeof(sl_coll_header) + 4 * SL_COLL_WORDS_MAX;
 constexpr std::size_t kMessageMax = 65'000;  // of datagrams that the kernel cuts
-constexpr int kBuffer = 4 << 20;  // bytes; the kernel grants what its limits allow
+constexpr int kBuffer = 4 << 20;             // bytes; the kernel grants what its limits allow
 
 sockaddr_in6 to_socket(const Address& address) {
   sockaddr_in6 out{};
@@ -120,11 +120,12 @@ Status UdpPort::send(std::span<const Datagram> datagrams) {
   return {};
 }
 
-Status wait_readable(std::span<const int> fds, int timeout_ms) {
+Result<bool> wait_readable(std::span<const int> fds, int timeout_ms) {
   std::vector<pollfd> waiting;
   for (const int fd : fds) waiting.push_back({.fd = fd, .events = POLLIN, .revents = 0});
-  if (::poll(waiting.data(), waiting.size(), timeout_ms) < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for packets");
-  return {};
+  const int ready = ::poll(waiting.data(), waiting.size(), timeout_ms);
+  if (ready < 0 && errno != EINTR) return fail_errno(errno, "cannot wait for packets");
+  return ready > 0;
 }
 
 Status UdpPort::receive(std::vector<Arrival>& arrivals) {

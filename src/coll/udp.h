@@ -3,6 +3,8 @@
 // The collective model on a real UDP socket: batches in, batches out, and the loop that drives a member or an aggregator.
 #pragma once
 
+#include <sched.h>
+
 #include <functional>
 #include <vector>
 
@@ -48,12 +50,14 @@ struct Station {
   Party* party;
 };
 
-// Waits until one of the descriptors is readable, or timeout_ms have passed; -1 among them is nothing.
-Status wait_readable(std::span<const int> fds, int timeout_ms);
+// Waits until one of the descriptors is readable: true; or timeout_ms have passed. -1 among them is nothing.
+Result<bool> wait_readable(std::span<const int> fds, int timeout_ms);
 
-// Runs them until `done`, which is asked after every batch and at least every 20 ms.
+// Runs them until `done`, which is asked after every batch and at least every 20 ms. Until `spin_until_ns` it does not sleep,
+// but gives way to others: a call that ends sooner is not waited for by a thread that has to be woken.
 template <class Party>
-Status drive(std::span<const Station<Party>> stations, const Clock& clock, const std::function<bool()>& done) {
+Status drive(std::span<const Station<Party>> stations, const Clock& clock, const std::function<bool()>& done,
+             std::uint64_t spin_until_ns = 0) {
   std::vector<Arrival> arrivals;
   std::vector<int> fds(2 * stations.size(), -1);
   Outbox out;
@@ -66,7 +70,13 @@ Status drive(std::span<const Station<Party>> stations, const Clock& clock, const
       if constexpr (requires { stations[i].party->wake_fd(); }) fds[2 * i + 1] = stations[i].party->wake_fd();
     }
     const std::uint64_t wait_ms = due <= before ? 0 : std::min<std::uint64_t>(20, (due - before + 999'999) / 1'000'000);
-    SLUICE_CHECK(wait_readable(fds, static_cast<int>(wait_ms)));
+    bool ready = false;
+    while (!ready && clock.monotonic_ns() < std::min(spin_until_ns, due)) {
+      SLUICE_TRY(readable, wait_readable(fds, 0));
+      ready = readable;
+      if (!ready) ::sched_yield();
+    }
+    if (!ready) SLUICE_CHECK(wait_readable(fds, static_cast<int>(wait_ms)));
     for (std::size_t i = 0; i < stations.size(); i++) {
       const Station<Party>& at = stations[i];
       SLUICE_CHECK(at.port->receive(arrivals));

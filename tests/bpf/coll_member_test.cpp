@@ -122,7 +122,8 @@ class Doubles {
       if (key == 0) {
         std::span<std::uint8_t> memory_of_call = kernel_memory;
         const auto where_it_works = kernel_->values().first(std::min(kernel_memory.size(), kernel_->values().size()));
-        const bool can_be_in_values = (kind.op == SL_COLL_SUM || kind.op == SL_COLL_MAX || kind.op == SL_COLL_MIN) && !coll::is_float(kind.dtype) &&
+        const bool can_be_in_values = (kind.op == SL_COLL_SUM || kind.op == SL_COLL_MAX || kind.op == SL_COLL_MIN) &&
+                                      !coll::is_float(kind.dtype) &&
                                       (words_ == SL_COLL_WORDS_DEFAULT || words_ == SL_COLL_WORDS_MAX);
         if (!can_be_in_values && !where_it_works.empty()) {
           Call refused = call;
@@ -192,8 +193,7 @@ class Doubles {
   static std::string described(const Datagram& datagram) {
     const Header h = *coll::parse(datagram.bytes);
     return fmt::format("position {} at {}, {} of {}, flags {:#x}, exponents {} and {}, {} bytes\n", h.position(), h.frag_offset,
-                       coll::op_name(h.op), coll::dtype_name(h.dtype), h.flags, h.exponent, h.scale_low,
-                       datagram.bytes.size());
+                       coll::op_name(h.op), coll::dtype_name(h.dtype), h.flags, h.exponent, h.scale_low, datagram.bytes.size());
   }
   // At once, or when it has come to the next piece of a call. This is what the aggregator gets.
   void kernel_sent(const Outbox& out) {
@@ -301,7 +301,7 @@ class Doubles {
   std::set<Bytes> sent_;
   std::vector<Datagram> owed_;  // the model sent them, the kernel's member has not
   bool in_pieces_;
-  std::uint64_t in_values_ = 0;  // calls in the memory that the program works in
+  std::uint64_t in_values_ = 0;          // calls in the memory that the program works in
   std::uint64_t next_ = 0;               // position whose result KEY 0 gets next
   std::map<std::uint64_t, Bytes> held_;  // results that came before it
   Bytes frame_;

@@ -250,7 +250,8 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   }
 
   const Host& center = topology.host("aggregator");
-  auto center_port = in_host<UdpPort>(center, [&] { return UdpPort::open(spec.direct ? Address{} : address_of_host(center, spec.v6)); });
+  auto center_port =
+      in_host<UdpPort>(center, [&] { return UdpPort::open(spec.direct ? Address{} : address_of_host(center, spec.v6)); });
   coll::KernelAggregatorConfig kernel;
   kernel.object = std::string(SLUICE_BUILD_DIR) + "/bundles/aggregate/1.0.0/aggregate.bpf.o";
   AggregatorConfig& config = kernel.aggregator;
@@ -290,7 +291,8 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   if (spec.aggregator == CollSide::kKernel)
     in_kernel = in_host<std::unique_ptr<KernelAggregator>>(center, [&] {
       for (unsigned key = 0; key < spec.members; key++)
-        kernel.interfaces.push_back(::if_nametoindex(spec.direct ? fmt::format("eth{}", key / spec.members_per_host).c_str() : "eth0"));
+        kernel.interfaces.push_back(
+            ::if_nametoindex(spec.direct ? fmt::format("eth{}", key / spec.members_per_host).c_str() : "eth0"));
       return KernelAggregator::start(kernel);
     });
   const auto config_of = [&](unsigned key) {

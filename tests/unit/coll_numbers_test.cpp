@@ -20,6 +20,10 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::nume
 
 float any_float(Random& random) { return std::bit_cast<float>(static_cast<std::uint32_t>(random.next())); }
 
+std::span<const std::uint8_t> bytes_of(const auto& numbers) {
+  return {reinterpret_cast<const std::uint8_t*>(numbers.data()), 4 * numbers.size()};
+}
+
 TEST(CollNumbers, TheBlockExponentIsTheSmallestThatBoundsEveryValue) {
   EXPECT_EQ(block_exponent({}), SL_COLL_EXPONENT_NONE);
   EXPECT_EQ(block_exponent(std::vector<float>{0, -0.0f, kNan, kInf, -kInf}), SL_COLL_EXPONENT_NONE);
@@ -94,7 +98,7 @@ TEST(CollNumbers, OneMemberAloneKeepsEveryBitOfItsLargestValues) {
     const int e = block_exponent(values);
     quantise(values, e, 0, q);
     std::vector<float> back(2);
-    dequantise(q, e, 0, 1, SL_COLL_F32, reinterpret_cast<std::uint8_t*>(back.data()));
+    dequantise(bytes_of(q), e, 0, 1, SL_COLL_F32, reinterpret_cast<std::uint8_t*>(back.data()));
     ASSERT_EQ(back, values);
   }
 }
@@ -117,7 +121,8 @@ TEST(CollNumbers, VectorsComputeWhatPlainArithmeticDoes) {
       }
       ASSERT_EQ(exponent, expected);
       ASSERT_EQ(extent_of(values).special, special);
-      const int agreed = exponent == SL_COLL_EXPONENT_NONE ? exponent : std::min(128, exponent + static_cast<int>(random.below(40)));
+      const int agreed =
+          exponent == SL_COLL_EXPONENT_NONE ? exponent : std::min(128, exponent + static_cast<int>(random.below(40)));
       std::vector<std::int32_t> q(length);
       quantise(values, agreed, head, q);
       for (std::size_t i = 0; i < length; i++) {
@@ -128,18 +133,17 @@ TEST(CollNumbers, VectorsComputeWhatPlainArithmeticDoes) {
       }
       const double divisor = turn % 3 ? 1 : 7;
       std::vector<float> back(length);
-      dequantise(q, agreed, head, divisor, SL_COLL_F32, reinterpret_cast<std::uint8_t*>(back.data()));
+      dequantise(bytes_of(q), agreed, head, divisor, SL_COLL_F32, reinterpret_cast<std::uint8_t*>(back.data()));
       for (std::size_t i = 0; i < length; i++)
         ASSERT_EQ(back[i], agreed == SL_COLL_EXPONENT_NONE
                                ? 0
                                : static_cast<float>(std::ldexp(static_cast<double>(q[i]) / divisor, agreed + head - 30)));
       Sums sums;
-      const std::span<const std::uint8_t> bytes(reinterpret_cast<const std::uint8_t*>(values.data()), 4 * length);
       for (const float value : values) {
         sums.a += std::bit_cast<std::uint32_t>(value);
         sums.b += sums.a;
       }
-      ASSERT_EQ(sums_of(bytes), sums);
+      ASSERT_EQ(sums_of(bytes_of(values)), sums);
     }
   }
 }
@@ -208,9 +212,8 @@ TEST(CollNumbers, OrderedFloatsOrderAsFloatsAndComeBack) {
 }
 
 float load(std::uint8_t dtype, std::uint16_t bits) {
-  float value;
-  load_floats(dtype, {reinterpret_cast<const std::uint8_t*>(&bits), 2}, {&value, 1});
-  return value;
+  std::vector<float> scratch;
+  return floats_of(dtype, {reinterpret_cast<const std::uint8_t*>(&bits), 2}, scratch)[0];
 }
 std::uint16_t store(std::uint8_t dtype, double value) {
   std::uint16_t bits;

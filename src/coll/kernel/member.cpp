@@ -62,7 +62,8 @@ Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig con
   SLUICE_TRY(program, object.program(take.program));
   SLUICE_TRY(link, bpfio::Link::attach_xdp(program, config.interface));
   Maps maps{std::move(call), std::move(flights), std::move(chunks), std::move(values), std::move(counters)};
-  return std::unique_ptr<KernelMember>(new KernelMember(config, take.place, capacity, std::move(maps), std::move(ended), std::move(link)));
+  return std::unique_ptr<KernelMember>(
+      new KernelMember(config, take.place, capacity, std::move(maps), std::move(ended), std::move(link)));
 }
 
 bool KernelMember::carry(std::uint64_t now_ns, Outbox& out) {
@@ -81,12 +82,14 @@ Status KernelMember::check_memory(const Call& call) const {
            std::less<>()(ours.data(), memory.data() + memory.size());
   };
   if (!lies_in(call.input) && !lies_in(call.output)) return {};
-  if (contiguous(call) && call.input.data() == ours.data() && call.output.data() == ours.data() && call.input.size() <= ours.size())
+  if (contiguous(call) && call.input.data() == ours.data() && call.output.data() == ours.data() &&
+      call.input.size() <= ours.size())
     return {};
-  return sluice::fail(make_error(Code::kInvalid,
-                         fmt::format("{} of {} cannot be computed in the memory that the kernel works in",
-                                     op_name(static_cast<std::uint8_t>(call.op)), dtype_name(static_cast<std::uint8_t>(call.dtype))),
-                         "only sum, max and min of i32 and i64 in full chunks can, in place and from its beginning on; give it other memory"));
+  return sluice::fail(make_error(
+      Code::kInvalid,
+      fmt::format("{} of {} cannot be computed in the memory that the kernel works in",
+                  op_name(static_cast<std::uint8_t>(call.op)), dtype_name(static_cast<std::uint8_t>(call.dtype))),
+      "only sum, max and min of i32 and i64 in full chunks can, in place and from its beginning on; give it other memory"));
 }
 
 void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
@@ -98,7 +101,8 @@ void KernelMember::begin_piece(std::uint64_t now_ns, Outbox& out) {
   const std::size_t first_element = first_of(piece_), last = piece_ + count_ - 1;
   if (contiguous(call_)) {
     const std::uint8_t* from = call_.input.data() + first_element * element();
-    if (from != values().data()) std::memcpy(values().data(), from, (first_of(last) + count_of(last) - first_element) * element());
+    if (from != values().data())
+      std::memcpy(values().data(), from, (first_of(last) + count_of(last) - first_element) * element());
   }
   Header own = call_header(position_);
   Bytes payload;

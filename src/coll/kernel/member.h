@@ -19,10 +19,10 @@ namespace sluice::coll {
 
 struct KernelMemberConfig {
   MemberConfig member;
-  std::uint16_t port = 0;       // of the UDP socket that it is driven from
-  std::uint32_t interface = 0;  // index, in the calling thread's network namespace
+  std::uint16_t port = 0;         // of the UDP socket that it is driven from
+  std::uint32_t interface = 0;    // index, in the calling thread's network namespace
   std::size_t carried_bytes = 0;  // of numbers that are carried at once; longer calls are carried piece by piece. 0: 64 MiB
-  std::string object;  // path of member.bpf.o
+  std::string object;             // path of member.bpf.o
 };
 
 // Nothing outlives it: the program is attached by a link that it owns.
@@ -35,8 +35,9 @@ class KernelMember : public Member {
   void tick(std::uint64_t now_ns, Outbox& out) override;
   std::uint64_t next_tick_ns() const override;
   int wake_fd() const override { return ended_.fd(); }
-  // Memory that the program itself reads and writes, as long as what is carried at once. A call that adds or compares integers in full
-  // chunks of 352 or 832 words, in place and from its beginning on, copies nothing; no other call may be made in it. To be left alone during calls.
+  // Memory that the program itself reads and writes, as long as what is carried at once. A call that adds or compares integers
+  // in full chunks of 352 or 832 words, in place and from its beginning on, copies nothing; no other call may be made in it. To
+  // be left alone during calls.
   std::span<std::uint8_t> values() {
     return {reinterpret_cast<std::uint8_t*>(maps_.values.bytes().data()), maps_.values.bytes().size()};
   }
@@ -53,7 +54,8 @@ class KernelMember : public Member {
     std::uint64_t due_ns = 0;
     unsigned tries = 0;
   };
-  KernelMember(const KernelMemberConfig& config, std::size_t place, std::size_t capacity, Maps maps, bpfio::RingBuffer ended, bpfio::Link link);
+  KernelMember(const KernelMemberConfig& config, std::size_t place, std::size_t capacity, Maps maps, bpfio::RingBuffer ended,
+               bpfio::Link link);
 
   bool carry(std::uint64_t now_ns, Outbox& out) override;
   bool outstanding(std::uint64_t position) const override;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 //
-// What is done to every number of a large call, with the vector instructions that the processor has: the sums of `integrity`, and block
-// floating point (docs/protocol.md). Results do not depend on which instructions those are.
+// What is done to every number of a large call, with the vector instructions that the processor has: the sums of `integrity`,
+// and block floating point (docs/protocol.md). Results do not depend on which instructions those are.
 #pragma once
 
 #include <cstdint>

@@ -164,12 +164,10 @@ Status Member::begin(const Call& call, std::uint64_t now_ns, Outbox& out) {
   began_ns_ = now_ns;
   deadline_ns_ = now_ns + call.timeout_ns;
   if (scaled()) {
-    std::vector<float> values;
-    for (std::size_t chunk = 0; chunk < chunks_.size(); chunk++) {
-      values.resize(count_of(chunk));
-      load_floats(probe.dtype, call.input.subspan(first_of(chunk) * element_, values.size() * element_), values);
-      chunks_[chunk].own_exponent = block_exponent(values);
-    }
+    std::vector<float> scratch;
+    for (std::size_t chunk = 0; chunk < chunks_.size(); chunk++)
+      chunks_[chunk].own_exponent = block_exponent(
+          floats_of(probe.dtype, call.input.subspan(first_of(chunk) * element_, count_of(chunk) * element_), scratch));
   }
   enter(scaled() && elements() > 0 ? Phase::kExponents : Phase::kChunks);
   pump(now_ns, out);
@@ -268,9 +266,9 @@ void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload) {
     }
     return;
   }
-  std::vector<float> values(count);
-  std::vector<std::int32_t> words(count);
-  load_floats(header.dtype, bytes, values);
+  std::vector<float> scratch;
+  const auto values = floats_of(header.dtype, bytes, scratch);
+  const std::span<std::int32_t> words(reinterpret_cast<std::int32_t*>(payload.data()), count);
   if (call_.op == SL_COLL_COUNT) {
     for (std::size_t i = 0; i < count; i++) words[i] = values[i] != 0;
   } else if (call_.op == SL_COLL_MAX || call_.op == SL_COLL_MIN) {
@@ -288,7 +286,6 @@ void Member::fill_chunk(std::size_t chunk, Header& header, Bytes& payload) {
       for (float value : values) counts.push_back(special_count(value));
     }
   }
-  if (count) std::memcpy(payload.data(), words.data(), payload.size());
 }
 
 void Member::send(Flight& flight, std::uint64_t now_ns, Outbox& out) {
@@ -335,7 +332,8 @@ void Member::take_result(const Header& header, ByteSpan payload, std::uint64_t n
   const Header& asked = slot->header;
   const bool values = !(asked.flags & SL_COLL_NO_VALUES);
   if (header.op != asked.op || header.dtype != asked.dtype || header.frag_offset != asked.frag_offset ||
-      header.exponent != asked.exponent || header.scale_low != asked.scale_low || payload.size() != (values ? slot->payload.size() : 0)) {
+      header.exponent != asked.exponent || header.scale_low != asked.scale_low ||
+      payload.size() != (values ? slot->payload.size() : 0)) {
     stats_.corrupt++;
     return;
   }
@@ -385,18 +383,15 @@ bool Member::exponents_possible(std::size_t first_chunk, ByteSpan payload) const
 
 void Member::store_chunk(std::size_t chunk, ByteSpan payload) {
   if (call_.op == SL_COLL_BARRIER) return;
-  if (plain(call_) && !payload.empty()) std::memcpy(call_.output.data() + first_of(chunk) * element_, payload.data(), payload.size());
+  if (plain(call_) && !payload.empty())
+    std::memcpy(call_.output.data() + first_of(chunk) * element_, payload.data(), payload.size());
   if (plain(call_)) return;
   const auto dtype = static_cast<std::uint8_t>(call_.dtype);
   const std::size_t count = count_of(chunk);
   const bool wide = count != 0 && payload.size() == 8 * count;
   const double divisor = call_.op == SL_COLL_AVERAGE ? static_cast<double>(config_.weight_sum) : 1;
   std::uint8_t* out = call_.output.data() + first_of(chunk) * element_;
-  if (scaled()) {
-    std::vector<std::int32_t> sums(count);
-    if (count) std::memcpy(sums.data(), payload.data(), payload.size());
-    return dequantise(sums, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), divisor, dtype, out);
-  }
+  if (scaled()) return dequantise(payload, chunks_[chunk].agreed_exponent, headroom(config_.weight_sum), divisor, dtype, out);
   for (std::size_t i = 0; i < count; i++, out += element_) {
     const std::int64_t word = integer_at(wide ? SL_COLL_I64 : SL_COLL_I32, payload, i);
     const auto narrow = static_cast<std::int32_t>(word);

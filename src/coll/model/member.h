@@ -111,7 +111,7 @@ class Member {
   std::size_t element() const { return element_; }
   bool wants(std::size_t chunk) const;
   static bool plain(const Call& call);  // the caller's numbers travel as they are
-  bool scaled() const;  // block floating point
+  bool scaled() const;                  // block floating point
   Header call_header(std::uint64_t position) const;
   std::uint8_t flags_of(std::size_t chunk) const;  // but for what its numbers say
   void fill_chunk(std::size_t chunk, Header& header, Bytes& payload);

@@ -16,6 +16,9 @@ namespace {
 
 constexpr std::uint32_t kSign = 0x80000000, kInfinity = 0x7f800000;
 
+// For 32-bit numbers.
+bool is_aligned(const std::uint8_t* at) { return reinterpret_cast<std::uintptr_t>(at) % 4 == 0; }
+
 float f16_to_float(std::uint16_t half) {
   const std::uint32_t sign = std::uint32_t{half} << 16 & kSign, exponent = half >> 10 & 0x1f, fraction = half & 0x3ff;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | kInfinity | fraction << 13);
@@ -43,17 +46,21 @@ std::uint16_t narrow(double value, int exponent_bits, int fraction_bits) {
 
 }  // namespace
 
-void load_floats(std::uint8_t dtype, std::span<const std::uint8_t> bytes, std::span<float> out) {
+std::span<const float> floats_of(std::uint8_t dtype, std::span<const std::uint8_t> bytes, std::vector<float>& scratch) {
   dtype &= static_cast<std::uint8_t>(~SL_COLL_FIXED_SCALE);
-  if (dtype == SL_COLL_F32) {
-    if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size_bytes());
-    return;
-  }
-  for (std::size_t i = 0; i < out.size(); i++) {
+  const std::size_t size = size_of(dtype), count = bytes.size() / size;
+  if (dtype == SL_COLL_F32 && is_aligned(bytes.data())) return {reinterpret_cast<const float*>(bytes.data()), count};
+  scratch.resize(count);
+  for (std::size_t i = 0; i < count; i++) {
     std::uint16_t half;
+    if (dtype == SL_COLL_F32) {
+      std::memcpy(&scratch[i], bytes.data() + 4 * i, 4);
+      continue;
+    }
     std::memcpy(&half, bytes.data() + 2 * i, 2);
-    out[i] = dtype == SL_COLL_F16 ? f16_to_float(half) : std::bit_cast<float>(std::uint32_t{half} << 16);
+    scratch[i] = dtype == SL_COLL_F16 ? f16_to_float(half) : std::bit_cast<float>(std::uint32_t{half} << 16);
   }
+  return scratch;
 }
 
 void store_float(std::uint8_t dtype, double value, std::uint8_t* out) {
@@ -95,16 +102,21 @@ void quantise(std::span<const float> values, int agreed, int head, std::span<std
   scale_to_words(values, SL_COLL_MANTISSA_BITS - agreed - head, out);
 }
 
-void dequantise(std::span<const std::int32_t> sums, int agreed, int head, double divisor, std::uint8_t dtype, std::uint8_t* out) {
+void dequantise(std::span<const std::uint8_t> sums, int agreed, int head, double divisor, std::uint8_t dtype,
+                std::uint8_t* out) {
   const int shift = agreed + head - SL_COLL_MANTISSA_BITS;
-  if (dtype == SL_COLL_F32 && agreed != SL_COLL_EXPONENT_NONE) {
-    std::vector<float> values(sums.size());
-    scale_from_words(sums, shift, divisor, values);
-    std::memcpy(out, values.data(), 4 * values.size());
+  const std::size_t count = sums.size() / 4;
+  if (dtype == SL_COLL_F32 && agreed != SL_COLL_EXPONENT_NONE && is_aligned(sums.data()) && is_aligned(out)) {
+    scale_from_words({reinterpret_cast<const std::int32_t*>(sums.data()), count}, shift, divisor,
+                     {reinterpret_cast<float*>(out), count});
     return;
   }
-  for (std::size_t i = 0; i < sums.size(); i++, out += size_of(dtype))
-    store_float(dtype, agreed == SL_COLL_EXPONENT_NONE ? 0 : std::ldexp(double{static_cast<double>(sums[i])} / divisor, shift), out);
+  for (std::size_t i = 0; i < count; i++, out += size_of(dtype)) {
+    std::int32_t sum;
+    std::memcpy(&sum, sums.data() + 4 * i, 4);
+    store_float(dtype, agreed == SL_COLL_EXPONENT_NONE ? 0 : std::ldexp(double{static_cast<double>(sum)} / divisor, shift),
+                out);
+  }
 }
 
 std::uint8_t quantise_fixed(std::span<const float> values, float scale, std::uint64_t weight_sum, std::span<std::int32_t> out) {

@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace sluice::coll {
 
-// Caller's elements of a float dtype to f32 (exact) and back (one rounding, ties to even).
-void load_floats(std::uint8_t dtype, std::span<const std::uint8_t> bytes, std::span<float> out);
+// Caller's elements of a float dtype as f32 (exact): where they are, if they can be read there, else in `scratch`.
+std::span<const float> floats_of(std::uint8_t dtype, std::span<const std::uint8_t> bytes, std::vector<float>& scratch);
+// And back (one rounding, ties to even).
 void store_float(std::uint8_t dtype, double value, std::uint8_t* out);
 
 // Smallest e with |x| < 2^e for all finite x; SL_COLL_EXPONENT_NONE when none differs from zero.
@@ -24,7 +26,8 @@ int headroom(std::uint64_t weight_sum);
 // x to q. `agreed`: the maximum of block_exponent over members. Values that are not finite become 0.
 void quantise(std::span<const float> values, int agreed, int head, std::span<std::int32_t> out);
 // Sums of q back to numbers of a float dtype; `divisor` is 1, or the sum of weights for an average.
-void dequantise(std::span<const std::int32_t> sums, int agreed, int head, double divisor, std::uint8_t dtype, std::uint8_t* out);
+void dequantise(std::span<const std::uint8_t> sums, int agreed, int head, double divisor, std::uint8_t dtype,
+                std::uint8_t* out);
 
 // Fixed scale. Returns special_flags() and SL_COLL_OVERFLOW; what does not fit becomes 0.
 std::uint8_t quantise_fixed(std::span<const float> values, float scale, std::uint64_t weight_sum, std::span<std::int32_t> out);
