@@ -5,6 +5,7 @@
 #include <net/if.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "suite.h"
@@ -25,6 +26,12 @@ Result<T> in_host(const test::Host& host, const std::function<Result<T>()>& make
     return {};
   }));
   return std::move(*made);
+}
+
+Result<std::shared_ptr<coll::Interface>> attach(const test::Host& host, const std::string& name) {
+  return in_host<std::shared_ptr<coll::Interface>>(host, [&] {
+    return coll::Interface::attach(::if_nametoindex(name.c_str()), build_file("bundles/dispatch/1.0.0/dispatch.bpf.o"));
+  });
 }
 
 }  // namespace
@@ -58,29 +65,34 @@ Result<std::unique_ptr<Job>> Job::start(const Wires& wires, const JobSpec& spec)
       config.aggregator.members.push_back(member);
       coll::Address aggregator = wires.aggregator_address(i, s);
       aggregator.port = center_port.local().port;
-      SLUICE_TRY(stream, (in_host<std::unique_ptr<coll::KernelMember>>(wires.member(i), [&] {
-                   return coll::KernelMember::start({.member = {.token = kToken,
-                                                                .weight_sum = members,
-                                                                .instance = i + 1,
-                                                                .job = about.job,
-                                                                .members = members,
-                                                                .window = spec.window,
-                                                                .words = spec.words,
-                                                                .key = static_cast<std::uint8_t>(i),
-                                                                .aggregator = aggregator},
-                                                     .port = port.local().port,
-                                                     .interface = ::if_nametoindex(fmt::format("eth{}", s).c_str()),
-                                                     .carried_bytes = spec.carried_bytes,
-                                                     .object = build_file("bundles/member/1.0.0/member.bpf.o")});
-                 })));
+      SLUICE_TRY(interface, attach(wires.member(i), fmt::format("eth{}", s)));
+      SLUICE_TRY(stream, coll::KernelMember::start({.member = {.token = kToken,
+                                                               .weight_sum = members,
+                                                               .instance = i + 1,
+                                                               .job = about.job,
+                                                               .members = members,
+                                                               .window = spec.window,
+                                                               .words = spec.words,
+                                                               .key = static_cast<std::uint8_t>(i),
+                                                               .aggregator = aggregator},
+                                                    .port = port.local().port,
+                                                    .interface = interface,
+                                                    .carried_bytes = spec.carried_bytes,
+                                                    .object = build_file("bundles/member/1.0.0/member.bpf.o")}));
       job->members_[i].ports.push_back(std::move(port));
       job->members_[i].streams.push_back(std::move(stream));
     }
-    SLUICE_TRY(aggregator, (in_host<std::unique_ptr<coll::KernelAggregator>>(center, [&] {
-                 for (unsigned i = 0; i < members; i++)
-                   config.interfaces.push_back(::if_nametoindex(wires.aggregator_interface(i).c_str()));
-                 return coll::KernelAggregator::start(config);
-               })));
+    std::map<std::string, std::shared_ptr<coll::Interface>> attached;
+    for (unsigned i = 0; i < members; i++) {
+      auto& interface = attached[wires.aggregator_interface(i)];
+      if (!interface) {
+        SLUICE_TRY(made, attach(center, wires.aggregator_interface(i)));
+        interface = std::move(made);
+      }
+      config.interfaces.push_back(interface);
+    }
+    SLUICE_TRY(aggregator, (in_host<std::unique_ptr<coll::KernelAggregator>>(
+                               center, [&] { return coll::KernelAggregator::start(config); })));
     job->ports_.push_back(std::move(center_port));
     job->aggregators_.push_back(std::move(aggregator));
   }

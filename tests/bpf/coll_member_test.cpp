@@ -49,7 +49,7 @@ constexpr Kind kKinds[] = {{SL_COLL_SUM, SL_COLL_I32},      {SL_COLL_SUM, SL_COL
 // A job of model members, the first of which has a double in the kernel.
 class Doubles {
  public:
-  Doubles(Random& random, std::uint32_t interface) : random_(random) {
+  Doubles(Random& random, std::shared_ptr<coll::Interface> interface) : random_(random) {
     static constexpr std::uint16_t kWords[] = {16, 18, 352, 832};
     form_ = {.v6 = random.chance(0.5), .vlan = random.chance(0.3)};
     center_ = ours(form_.v6);
@@ -82,10 +82,9 @@ class Doubles {
                                         .interface = interface,
                                         .carried_bytes = in_pieces_ ? 1 : std::size_t{1} << 20,
                                         .object = std::string(SLUICE_BUILD_DIR) + "/bundles/member/1.0.0/member.bpf.o"}));
-    program_.emplace(must(kernel_->program()));
   }
 
-  std::uint32_t verified_insns() const { return must(program_->info()).verified_insns; }
+  std::uint32_t verified_insns() const { return must(kernel_->program().info()).verified_insns; }
   std::uint64_t sent_by_program() const { return must(kernel_->counter(SL_COLL_MEMBER_SENT)); }
   std::uint64_t in_values() const { return in_values_; }
   std::uint64_t corrupt() const { return must(kernel_->counter(SL_COLL_MEMBER_CORRUPT)); }
@@ -258,7 +257,7 @@ class Doubles {
     else
       bad = damaged(random_, packet, packet.size() > sizeof(sl_coll_header) ? random_.below(2) * sizeof(sl_coll_header) : 0);
     if (bad == packet && from == center_) return;
-    const auto run = program_->test_run(test_run_of(frame_of(form_, from, ours(form_.v6), bad)));
+    const auto run = kernel_->program().test_run(test_run_of(frame_of(form_, from, ours(form_.v6), bad)));
     EXPECT_NE(must(run).value, static_cast<std::uint32_t>(XDP_REDIRECT));
   }
 
@@ -268,7 +267,7 @@ class Doubles {
     members_[0]->receive(center_, packet, kNow, out);
     members_[0]->tick(kNow, out);
     model_sent(out);
-    const auto run = must(program_->test_run(test_run_of(frame_of(form_, center_, ours(form_.v6), packet))));
+    const auto run = must(kernel_->program().test_run(test_run_of(frame_of(form_, center_, ours(form_.v6), packet))));
     if (run.value == XDP_REDIRECT) {
       const Bytes frame = bytes_of_run(run);
       theirs.push_back({center_, Bytes(frame.begin() + static_cast<std::ptrdiff_t>(form_.payload()), frame.end())});
@@ -296,7 +295,6 @@ class Doubles {
   std::optional<Aggregator> aggregator_;
   std::vector<std::unique_ptr<Member>> members_;
   std::unique_ptr<KernelMember> kernel_;
-  std::optional<bpfio::Program> program_;
   std::deque<std::pair<std::uint32_t, Bytes>> to_aggregator_;
   std::set<Bytes> sent_;
   std::vector<Datagram> owed_;  // the model sent them, the kernel's member has not
@@ -317,6 +315,9 @@ class CollMember : public testing::Test {
       return {};
     }));
   }
+  static Result<std::shared_ptr<coll::Interface>> attach(std::uint32_t index) {
+    return coll::Interface::attach(index, std::string(SLUICE_BUILD_DIR) + "/bundles/dispatch/1.0.0/dispatch.bpf.o");
+  }
 };
 
 TEST_F(CollMember, SendsWhatTheModelSends) {
@@ -324,7 +325,8 @@ TEST_F(CollMember, SendsWhatTheModelSends) {
   std::cout << "seed " << seed << ", " << calls << " calls\n";
   SeededRandom random(seed);
   std::uint64_t sent = 0, corrupt = 0, in_values = 0;
-  on_a_wire([&](std::uint32_t interface) {
+  on_a_wire([&](std::uint32_t index) {
+    const auto interface = must(attach(index));
     for (std::uint64_t made = 0; made < calls && !HasFatalFailure();) {
       Doubles doubles(random, interface);
       ASSERT_NO_FATAL_FAILURE(doubles.join()) << "seed " << seed;
@@ -345,29 +347,46 @@ TEST_F(CollMember, SendsWhatTheModelSends) {
 }
 
 TEST_F(CollMember, AnInterfaceThatHasAProgramSaysWhichAndKeepsIt) {
-  on_a_wire([](std::uint32_t interface) {
-    const coll::KernelMemberConfig config{.member = {.weight_sum = 1, .members = 1, .window = 1, .aggregator = {}},
-                                          .port = kPort,
-                                          .interface = interface,
-                                          .carried_bytes = 1,
-                                          .object = std::string(SLUICE_BUILD_DIR) + "/bundles/member/1.0.0/member.bpf.o"};
-    const auto first = must(KernelMember::start(config));
-    const auto second = KernelMember::start(config);
+  on_a_wire([](std::uint32_t index) {
+    const auto first = must(attach(index));
+    const auto second = attach(index);
     ASSERT_FALSE(second);
     EXPECT_EQ(second.error().code, Code::kConflict);
     const std::string text = second.error().message();
-    EXPECT_NE(text.find(fmt::format("eth0 has an XDP program already, id {}", must(first->program()).id())), std::string::npos)
-        << text;
-    auto nowhere = config;
-    nowhere.interface = 4711;
-    EXPECT_EQ(KernelMember::start(nowhere).error().code, Code::kNotFound);
+    EXPECT_NE(text.find("eth0 has an XDP program already, id "), std::string::npos) << text;
+    EXPECT_EQ(attach(4711).error().code, Code::kNotFound);
+  });
+}
+
+TEST_F(CollMember, APortOfAnInterfaceIsOneJobsUntilThatEnds) {
+  on_a_wire([](std::uint32_t index) {
+    const auto interface = must(attach(index));
+    const auto start = [&](std::uint16_t port) {
+      return KernelMember::start({.member = {.weight_sum = 1, .members = 1, .window = 1, .aggregator = {}},
+                                  .port = port,
+                                  .interface = interface,
+                                  .carried_bytes = 1,
+                                  .object = std::string(SLUICE_BUILD_DIR) + "/bundles/member/1.0.0/member.bpf.o"});
+    };
+    auto first = start(kPort);
+    ASSERT_TRUE(first);
+    const auto second = start(kPort);
+    ASSERT_FALSE(second);
+    EXPECT_EQ(second.error().code, Code::kConflict);
+    EXPECT_NE(second.error().message().find(std::to_string(kPort)), std::string::npos) << second.error().message();
+    first->reset();
+    std::vector<std::unique_ptr<KernelMember>> all;
+    for (std::uint16_t i = 0; i < SL_COLL_PORTS_MAX; i++) all.push_back(must(start(static_cast<std::uint16_t>(kPort + i))));
+    EXPECT_EQ(start(kPort + SL_COLL_PORTS_MAX).error().code, Code::kExhausted);
+    all.erase(all.begin() + 5);
+    EXPECT_TRUE(start(kPort + SL_COLL_PORTS_MAX));
   });
 }
 
 TEST_F(CollMember, KeepsItsVerifierBudget) {
   SeededRandom random(1);
-  on_a_wire([&](std::uint32_t interface) {
-    const Doubles doubles(random, interface);
+  on_a_wire([&](std::uint32_t index) {
+    const Doubles doubles(random, must(attach(index)));
     std::cout << "sl_coll_take: " << doubles.verified_insns() << " instructions verified\n";
     EXPECT_LT(doubles.verified_insns(), kVerifierBudget);
   });

@@ -24,6 +24,7 @@ using coll::Address;
 using coll::Aggregator;
 using coll::AggregatorConfig;
 using coll::Bytes;
+using coll::Interface;
 using coll::KernelAggregator;
 using coll::KernelMember;
 using coll::Member;
@@ -131,7 +132,7 @@ Status intrude(const Host& host, const AggregatorConfig& config, const Address& 
     header.place(config.job.incarnation, random.below(std::uint64_t{2} * config.job.window));
     header.frag_offset = static_cast<std::uint32_t>(header.position()) * config.job.words;
     const bool stolen = random.chance(0.5), to_member = random.chance(0.5);
-    header.token = stolen ? kToken ^ std::uint64_t{1} << random.below(64) : kToken;
+    header.token = stolen ? config.job.token ^ std::uint64_t{1} << random.below(64) : config.job.token;
     if (to_member) header.flags = SL_COLL_RESULT;
     const Address member = coll::address_of(config.members[key]);
     const Address from = !stolen ? own : to_member ? center : member, to = to_member ? member : center;
@@ -238,9 +239,167 @@ CollWork coll_work(Random& random, const CollJobSpec& spec, sl_coll_op op, sl_co
   return work;
 }
 
+namespace {
+
+// Interfaces by host: those that have our program already.
+class Interfaces {
+ public:
+  std::shared_ptr<Interface> get(const Host& host, const std::string& name) {
+    auto& found = attached_[host.name() + " " + name];
+    if (!found)
+      found = in_host<std::shared_ptr<Interface>>(host, [&] {
+        return Interface::attach(::if_nametoindex(name.c_str()),
+                                 std::string(SLUICE_BUILD_DIR) + "/bundles/dispatch/1.0.0/dispatch.bpf.o");
+      });
+    return found;
+  }
+
+ private:
+  std::map<std::string, std::shared_ptr<Interface>> attached_;
+};
+
+// One job on the wires; its members make all calls.
+class RunningJob {
+ public:
+  RunningJob(const CollJobSpec& spec, const Topology& topology, Interfaces& interfaces, std::uint16_t number)
+      : spec_(spec),
+        center_(topology.host("aggregator")),
+        left(spec.members),
+        slots(spec.members + 1U),
+        members_(spec.members) {
+    ports_.push_back(
+        in_host<UdpPort>(center_, [&] { return UdpPort::open(spec.direct ? Address{} : address_of_host(center_, spec.v6)); }));
+    config.job.token = kToken + number;
+    config.job.job = number;
+    config.job.incarnation = 1;
+    config.job.members = config.job.contributors = spec.members;
+    config.job.window = spec.window;
+    config.job.words = spec.words;
+    config.job.port = htons(ports_[0].local().port);
+    config.dead_after_ns = spec.dead_after_ns;
+    coll::KernelAggregatorConfig kernel;
+    kernel.object = std::string(SLUICE_BUILD_DIR) + "/bundles/aggregate/1.0.0/aggregate.bpf.o";
+    for (unsigned key = 0; key < spec.members; key++) {
+      const Host& host = topology.host(fmt::format("h{}", key / spec.members_per_host));
+      ports_.push_back(in_host<UdpPort>(host, [&] { return UdpPort::open(address_of_host(host, spec.v6)); }));
+      sl_coll_member member{};
+      member.port = htons(ports_.back().local().port);
+      member.weight = spec.weights.empty() ? 1 : spec.weights[key];
+      std::ranges::copy(ports_.back().local().ip, std::begin(member.addr));
+      config.members.push_back(member);
+      config.job.weight_sum += member.weight;
+    }
+    if (spec.aggregator == CollSide::kKernel) {
+      kernel.aggregator = config;
+      for (unsigned key = 0; key < spec.members; key++)
+        kernel.interfaces.push_back(
+            interfaces.get(center_, fmt::format("eth{}", spec.direct ? key / spec.members_per_host : 0)));
+      aggregator_ = in_host<std::unique_ptr<KernelAggregator>>(center_, [&] { return KernelAggregator::start(kernel); });
+    }
+    for (unsigned key = 0; key < spec.members; key++) {
+      Address aggregator = address_of_host(center_, spec.v6, spec.direct ? key / spec.members_per_host : 0);
+      aggregator.port = ports_[0].local().port;
+      const coll::MemberConfig member{.token = config.job.token,
+                                      .weight_sum = config.job.weight_sum,
+                                      .instance = key + 1,
+                                      .job = number,
+                                      .members = spec.members,
+                                      .window = spec.window,
+                                      .words = spec.words,
+                                      .key = static_cast<std::uint8_t>(key),
+                                      .aggregator = aggregator,
+                                      .join_timeout_ns = kPatience_ns};
+      if (spec.members_are != CollSide::kKernel || std::ranges::count(spec.fallback, key))
+        members_[key] = std::make_unique<Member>(member);
+      else
+        members_[key] =
+            must(KernelMember::start({.member = member,
+                                      .port = ports_[key + 1].local().port,
+                                      .interface = interfaces.get(topology.host(fmt::format("h{}", key)), "eth0"),
+                                      .carried_bytes = spec.carried_bytes,
+                                      .object = std::string(SLUICE_BUILD_DIR) + "/bundles/member/1.0.0/member.bpf.o"}));
+    }
+  }
+
+  void start(std::vector<std::thread>& threads, const std::vector<CollWork>& calls) {
+    threads.emplace_back([this] {
+      if (aggregator_) return serve(*aggregator_);
+      Aggregator model(config);
+      serve(model);
+    });
+    for (unsigned key = 0; key < spec_.members; key++)
+      threads.emplace_back([this, key, &calls] {
+        work_through(*members_[key], ports_[key + 1], key, calls, slots[key]);
+        left--;
+      });
+  }
+
+  Address center() const {
+    Address address = address_of_host(center_, spec_.v6);
+    address.port = ports_[0].local().port;
+    return address;
+  }
+
+  void report_to(CollReport& report, const std::vector<CollWork>& calls) const {
+    for (const auto& [index, count] : counters_) report.counters[index] += count;
+    for (const auto& member : members_)
+      if (const auto* kernel = dynamic_cast<const KernelMember*>(member.get()))
+        for (int i = 0; i < SL_COLL_MEMBER_COUNTER_COUNT; i++)
+          report.member_counters[static_cast<sl_coll_member_counter>(i)] +=
+              must(kernel->counter(static_cast<sl_coll_member_counter>(i)));
+    for (const Slot& slot : slots) {
+      report.errors.push_back(slot.status ? "" : slot.status.error().message());
+      report.retransmitted += slot.retransmitted;
+    }
+    for (std::size_t i = 0; i < calls.size(); i++) judge(calls[i], i);
+  }
+
+ private:
+  void serve(auto& aggregator) {
+    slots.back().status = coll::drive(ports_[0], aggregator, RealClock(), [&] { return left == 0; });
+    for (int i = 0; i < SL_COLL_COUNTER_COUNT; i++) {
+      const auto index = static_cast<sl_coll_counter>(i);
+      if constexpr (requires { aggregator.counter(index).value(); })
+        counters_[index] = must(aggregator.counter(index));
+      else
+        counters_[index] = aggregator.counter(index);
+    }
+  }
+
+  void judge(const CollWork& call, std::size_t number) const {
+    const auto first = static_cast<unsigned>(std::max(call.root, 0));
+    for (unsigned key = 0; key < spec_.members; key++) {
+      if (!slots[key].status || number >= slots[key].outputs.size()) continue;
+      const auto& output = slots[key].outputs[number];
+      if (call.root >= 0 && key != first)
+        EXPECT_EQ(output, call.expected.inputs[key]) << "call " << number << ", KEY " << key << " wants nothing";
+      else if (key == first)
+        EXPECT_EQ(coll::oracle::judge(call.expected, output), "") << "call " << number;
+      else
+        EXPECT_EQ(output == slots[first].outputs[number], true) << "call " << number << ", KEYs " << first << " and " << key;
+    }
+  }
+
+  const CollJobSpec& spec_;
+  const Host& center_;
+
+ public:
+  AggregatorConfig config;
+  std::atomic<unsigned> left;  // members
+  std::vector<Slot> slots;     // by KEY, then the aggregator's
+
+ private:
+  std::vector<UdpPort> ports_;  // the aggregator's, then by KEY
+  std::unique_ptr<KernelAggregator> aggregator_;
+  std::vector<std::unique_ptr<Member>> members_;
+  std::map<sl_coll_counter, std::uint64_t> counters_;
+};
+
+}  // namespace
+
 CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& calls) {
   const unsigned hosts = (spec.members + spec.members_per_host - 1U) / spec.members_per_host;
-  Topology topology = wires(spec, hosts);
+  const Topology topology = wires(spec, hosts);
   std::vector<Impairment> impairments;
   const bool clean = spec.wire.drop + spec.wire.duplicate + spec.wire.corrupt + spec.wire.reorder == 0;
   for (unsigned i = 0; i <= hosts && !clean; i++) {
@@ -249,120 +408,24 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
     impairments.push_back(must(Impairment::attach(topology.host("switch"), fmt::format("eth{}", i), own)));
   }
 
-  const Host& center = topology.host("aggregator");
-  auto center_port =
-      in_host<UdpPort>(center, [&] { return UdpPort::open(spec.direct ? Address{} : address_of_host(center, spec.v6)); });
-  coll::KernelAggregatorConfig kernel;
-  kernel.object = std::string(SLUICE_BUILD_DIR) + "/bundles/aggregate/1.0.0/aggregate.bpf.o";
-  AggregatorConfig& config = kernel.aggregator;
-  config.job.token = kToken;
-  config.job.job = config.job.incarnation = 1;
-  config.job.members = config.job.contributors = spec.members;
-  config.job.window = spec.window;
-  config.job.words = spec.words;
-  config.job.port = htons(center_port.local().port);
-  config.dead_after_ns = spec.dead_after_ns;
-  std::vector<UdpPort> ports;
-  for (unsigned key = 0; key < spec.members; key++) {
-    const Host& host = topology.host(fmt::format("h{}", key / spec.members_per_host));
-    ports.push_back(in_host<UdpPort>(host, [&] { return UdpPort::open(address_of_host(host, spec.v6)); }));
-    sl_coll_member member{};
-    member.port = htons(ports.back().local().port);
-    member.weight = spec.weights.empty() ? 1 : spec.weights[key];
-    std::ranges::copy(ports.back().local().ip, std::begin(member.addr));
-    config.members.push_back(member);
-    config.job.weight_sum += member.weight;
-  }
-
-  std::atomic<unsigned> left = spec.members;
-  std::vector<Slot> slots(spec.members + 1U);
-  CollReport report;
-  const auto serve = [&](auto& aggregator) {
-    slots.back().status = coll::drive(center_port, aggregator, RealClock(), [&] { return left == 0; });
-    for (int i = 0; i < SL_COLL_COUNTER_COUNT; i++) {
-      const auto index = static_cast<sl_coll_counter>(i);
-      if constexpr (requires { aggregator.counter(index).value(); })
-        report.counters[index] = must(aggregator.counter(index));
-      else
-        report.counters[index] = aggregator.counter(index);
-    }
-  };
-  std::unique_ptr<KernelAggregator> in_kernel;
-  if (spec.aggregator == CollSide::kKernel)
-    in_kernel = in_host<std::unique_ptr<KernelAggregator>>(center, [&] {
-      for (unsigned key = 0; key < spec.members; key++)
-        kernel.interfaces.push_back(
-            ::if_nametoindex(spec.direct ? fmt::format("eth{}", key / spec.members_per_host).c_str() : "eth0"));
-      return KernelAggregator::start(kernel);
-    });
-  const auto config_of = [&](unsigned key) {
-    Address aggregator = address_of_host(center, spec.v6, spec.direct ? key / spec.members_per_host : 0);
-    aggregator.port = center_port.local().port;
-    return coll::MemberConfig{.token = kToken,
-                              .weight_sum = config.job.weight_sum,
-                              .instance = key + 1,
-                              .job = 1,
-                              .members = spec.members,
-                              .window = spec.window,
-                              .words = spec.words,
-                              .key = static_cast<std::uint8_t>(key),
-                              .aggregator = aggregator,
-                              .join_timeout_ns = kPatience_ns};
-  };
-  std::vector<std::unique_ptr<KernelMember>> kernel_members(spec.members);
-  for (unsigned key = 0; key < spec.members; key++) {
-    if (spec.members_are != CollSide::kKernel || std::ranges::count(spec.fallback, key)) continue;
-    kernel_members[key] = in_host<std::unique_ptr<KernelMember>>(topology.host(fmt::format("h{}", key)), [&] {
-      return KernelMember::start({.member = config_of(key),
-                                  .port = ports[key].local().port,
-                                  .interface = ::if_nametoindex("eth0"),
-                                  .carried_bytes = spec.carried_bytes,
-                                  .object = std::string(SLUICE_BUILD_DIR) + "/bundles/member/1.0.0/member.bpf.o"});
-    });
-  }
+  Interfaces interfaces;
+  std::vector<std::unique_ptr<RunningJob>> jobs;
+  for (std::uint16_t number = 1; number <= spec.jobs; number++)
+    jobs.push_back(std::make_unique<RunningJob>(spec, topology, interfaces, number));
   std::vector<std::thread> threads;
-  threads.emplace_back([&] {
-    if (in_kernel) return serve(*in_kernel);
-    Aggregator aggregator(config);
-    serve(aggregator);
-  });
-  for (unsigned key = 0; key < spec.members; key++)
-    threads.emplace_back([&, key] {
-      Member model(config_of(key));
-      work_through(kernel_members[key] ? *kernel_members[key] : model, ports[key], key, calls, slots[key]);
-      left--;
-    });
+  for (const auto& job : jobs) job->start(threads, calls);
   Status intruded, carried;
   if (spec.intruder)
     threads.emplace_back([&] {
       const Host& host = topology.host("intruder");
-      intruded = host.call([&] { return intrude(host, config, center_port.local(), left); });
+      intruded = host.call([&] { return intrude(host, jobs[0]->config, jobs[0]->center(), jobs[0]->left); });
     });
   if (spec.ordinary_bytes != 0) threads.emplace_back([&] { carried = carry_ordinary(topology, spec.ordinary_bytes); });
   for (std::thread& thread : threads) thread.join();
   for (const Status& status : {intruded, carried}) EXPECT_TRUE(status) << status.error().message();
 
-  for (const auto& member : kernel_members)
-    for (int i = 0; member && i < SL_COLL_MEMBER_COUNTER_COUNT; i++)
-      report.member_counters[static_cast<sl_coll_member_counter>(i)] +=
-          must(member->counter(static_cast<sl_coll_member_counter>(i)));
-  for (const Slot& slot : slots) {
-    report.errors.push_back(slot.status ? "" : slot.status.error().message());
-    report.retransmitted += slot.retransmitted;
-  }
-  for (std::size_t i = 0; i < calls.size(); i++) {
-    const auto first = static_cast<unsigned>(std::max(calls[i].root, 0));
-    for (unsigned key = 0; key < spec.members; key++) {
-      if (!report.errors[key].empty() || i >= slots[key].outputs.size()) continue;
-      if (calls[i].root >= 0 && key != first)
-        EXPECT_EQ(slots[key].outputs[i], calls[i].expected.inputs[key]) << "call " << i << ", KEY " << key << " wants nothing";
-      else if (key == first)
-        EXPECT_EQ(coll::oracle::judge(calls[i].expected, slots[key].outputs[i]), "") << "call " << i;
-      else
-        EXPECT_EQ(slots[key].outputs[i] == slots[first].outputs[i], true)
-            << "call " << i << ", KEYs " << first << " and " << key;
-    }
-  }
+  CollReport report;
+  for (const auto& job : jobs) job->report_to(report, calls);
   return report;
 }
 

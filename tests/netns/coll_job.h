@@ -23,6 +23,7 @@ struct CollJobSpec {
   std::vector<unsigned> fallback = {};      // KEYs that are of the model all the same
   std::size_t carried_bytes = 0;            // of KernelMemberConfig
   ImpairmentSpec wire;                      // of each port of the switch, both ways; its seed is that of the job
+  std::uint16_t jobs = 1;                   // side by side, each making all calls: on the same hosts and interfaces
   bool v6 = false;
   bool direct = false;  // no switch: a link from each host to the aggregator, which has an address on each
   std::uint16_t members = 4;
@@ -49,7 +50,7 @@ struct CollWork {
 CollWork coll_work(Random& random, const CollJobSpec& spec, sl_coll_op op, sl_coll_dtype dtype, std::size_t elements);
 
 struct CollReport {
-  std::vector<std::string> errors;  // by KEY, then the aggregator's: empty, or why it stopped
+  std::vector<std::string> errors;  // by job: by KEY, then the aggregator's: empty, or why it stopped
   std::uint64_t retransmitted = 0;
   std::map<sl_coll_counter, std::uint64_t> counters;
   std::map<sl_coll_member_counter, std::uint64_t> member_counters;  // of all members in the kernel

@@ -121,6 +121,12 @@ TEST_P(CollJob, an_aggregator_with_an_address_for_each_member) {
   }
 }
 
+TEST_P(CollJob, jobs_share_hosts_and_interfaces) {
+  spec_.jobs = 3;
+  spec_.wire = {.seed = 8, .drop = 0.001};
+  expect_no_errors(run_coll_job(spec_, some_of_everything()));
+}
+
 TEST_P(CollJob, an_intruder_changes_nothing_and_ordinary_traffic_flows) {
   spec_.intruder = true;
   spec_.ordinary_bytes = 2'000'000;

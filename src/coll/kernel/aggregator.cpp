@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 #include "coll/kernel/aggregator.h"
 
+#include <arpa/inet.h>
 #include <linux/bpf.h>
 
 #include <algorithm>
@@ -31,9 +32,9 @@ Status fill(const bpfio::Object& object, const KernelAggregatorConfig& config, i
     sl_coll_member member = job.members[key];
     member.heard_ns = 0;
     SLUICE_CHECK(members.update(bpfio::bytes_of(key), bpfio::bytes_of(member)));
-    const bpf_devmap_val way{.ifindex = config.interfaces[key], .bpf_prog = {.fd = copy_fd}};
+    const bpf_devmap_val way{.ifindex = config.interfaces[key]->index(), .bpf_prog = {.fd = copy_fd}};
     SLUICE_CHECK(fan.update(bpfio::bytes_of(key), bpfio::bytes_of(way)));
-    sl_coll_copies& list = behind[config.interfaces[key]];
+    sl_coll_copies& list = behind[config.interfaces[key]->index()];
     list.keys[list.count++] = static_cast<std::uint8_t>(key);
   }
   for (const auto& [interface, list] : behind) {
@@ -77,13 +78,13 @@ Result<std::unique_ptr<KernelAggregator>> KernelAggregator::start(const KernelAg
   SLUICE_TRY(members_memory, bpfio::MapMemory::map(members, false));
   std::unique_ptr<KernelAggregator> started(
       new KernelAggregator(config, std::move(slots), std::move(counters), std::move(job_memory), std::move(members_memory)));
-  std::vector<std::uint32_t> interfaces = config.interfaces;
+  std::vector<std::shared_ptr<Interface>> interfaces = config.interfaces;
   std::ranges::sort(interfaces);
   const auto doubles = std::ranges::unique(interfaces);
   interfaces.erase(doubles.begin(), doubles.end());
-  for (const std::uint32_t interface : interfaces) {
-    SLUICE_TRY(link, bpfio::Link::attach_xdp(program, interface));
-    started->links_.push_back(std::move(link));
+  for (const auto& interface : interfaces) {
+    SLUICE_TRY(claim, interface->claim(ntohs(config.aggregator.job.port), program));
+    started->claims_.push_back(std::move(claim));
   }
   return started;
 }

@@ -9,20 +9,19 @@
 #include <string>
 #include <vector>
 
-#include "bpfio/link.h"
 #include "bpfio/object.h"
+#include "coll/kernel/interface.h"
 #include "coll/model/coordinator.h"
 
 namespace sluice::coll {
 
 struct KernelAggregatorConfig {
-  AggregatorConfig aggregator;  // job.port: of the UDP socket that it is driven from
-  std::vector<std::uint32_t>
-      interfaces;      // by KEY: index, in the calling thread's network namespace, of the one towards the member
-  std::string object;  // path of aggregate.bpf.o
+  AggregatorConfig aggregator;                         // job.port: of the UDP socket that it is driven from
+  std::vector<std::shared_ptr<Interface>> interfaces;  // by KEY: towards the member
+  std::string object;                                  // path of aggregate.bpf.o
 };
 
-// Nothing outlives it: programs are attached by links that it owns.
+// Nothing outlives it.
 class KernelAggregator : private Coordinator {
  public:
   // All or nothing. Called, like the constructor of the UDP socket, in the namespace of the interfaces.
@@ -50,7 +49,7 @@ class KernelAggregator : private Coordinator {
 
   bpfio::MapFd slots_, counters_map_;
   bpfio::MapMemory job_, members_;
-  std::vector<bpfio::Link> links_;
+  std::vector<Interface::Claim> claims_;
   std::uint64_t looked_ns_ = 0;
 };
 

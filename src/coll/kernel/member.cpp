@@ -26,14 +26,15 @@ constexpr std::uint64_t kLook_ns = 1'000'000;  // how often lost packets are loo
 }  // namespace
 
 KernelMember::KernelMember(const KernelMemberConfig& config, std::size_t place, std::size_t capacity, Maps maps,
-                           bpfio::RingBuffer ended, bpfio::Link link)
+                           bpfio::RingBuffer ended, bpfio::Program program, Interface::Claim claim)
     : Member(config.member),
       port_(config.port),
       place_(place),
       capacity_(capacity),
       maps_(std::move(maps)),
       ended_(std::move(ended)),
-      link_(std::move(link)),
+      program_(std::move(program)),
+      claim_(std::move(claim)),
       sent_(config.member.window) {}
 
 Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig config) {
@@ -60,10 +61,10 @@ Result<std::unique_ptr<KernelMember>> KernelMember::start(KernelMemberConfig con
   SLUICE_TRY(ended_map, object.map("sl_coll_ended"));
   SLUICE_TRY(ended, bpfio::RingBuffer::open(ended_map));
   SLUICE_TRY(program, object.program(take.program));
-  SLUICE_TRY(link, bpfio::Link::attach_xdp(program, config.interface));
+  SLUICE_TRY(claim, config.interface->claim(config.port, program));
   Maps maps{std::move(call), std::move(flights), std::move(chunks), std::move(values), std::move(counters)};
   return std::unique_ptr<KernelMember>(
-      new KernelMember(config, take.place, capacity, std::move(maps), std::move(ended), std::move(link)));
+      new KernelMember(config, take.place, capacity, std::move(maps), std::move(ended), std::move(program), std::move(claim)));
 }
 
 bool KernelMember::carry(std::uint64_t now_ns, Outbox& out) {
@@ -236,11 +237,6 @@ std::uint64_t KernelMember::next_tick_ns() const { return std::min(Member::next_
 
 bool KernelMember::outstanding(std::uint64_t position) const {
   return count_ != 0 ? flight(position % config_.window) == position + 1 : Member::outstanding(position);
-}
-
-Result<bpfio::Program> KernelMember::program() const {
-  SLUICE_TRY(info, link_.info());
-  return bpfio::Program::from_id(info.prog_id);
 }
 
 Result<std::uint64_t> KernelMember::counter(sl_coll_member_counter index) const {

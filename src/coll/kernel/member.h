@@ -10,25 +10,25 @@
 #include <string>
 #include <vector>
 
-#include "bpfio/link.h"
 #include "bpfio/object.h"
 #include "bpfio/ring_buffer.h"
+#include "coll/kernel/interface.h"
 #include "coll/model/member.h"
 
 namespace sluice::coll {
 
 struct KernelMemberConfig {
   MemberConfig member;
-  std::uint16_t port = 0;         // of the UDP socket that it is driven from
-  std::uint32_t interface = 0;    // index, in the calling thread's network namespace
+  std::uint16_t port = 0;                // of the UDP socket that it is driven from
+  std::shared_ptr<Interface> interface;  // towards the aggregator
   std::size_t carried_bytes = 0;  // of numbers that are carried at once; longer calls are carried piece by piece. 0: 64 MiB
   std::string object;             // path of member.bpf.o
 };
 
-// Nothing outlives it: the program is attached by a link that it owns.
+// Nothing outlives it.
 class KernelMember : public Member {
  public:
-  // All or nothing. Called in the namespace of the interface.
+  // All or nothing.
   static Result<std::unique_ptr<KernelMember>> start(KernelMemberConfig config);
 
   void receive(const Address& from, ByteSpan packet, std::uint64_t now_ns, Outbox& out) override;
@@ -42,7 +42,7 @@ class KernelMember : public Member {
     return {reinterpret_cast<std::uint8_t*>(maps_.values.bytes().data()), maps_.values.bytes().size()};
   }
   Result<std::uint64_t> counter(sl_coll_member_counter index) const;
-  Result<bpfio::Program> program() const;
+  const bpfio::Program& program() const { return program_; }
 
  private:
   struct Maps {
@@ -55,7 +55,7 @@ class KernelMember : public Member {
     unsigned tries = 0;
   };
   KernelMember(const KernelMemberConfig& config, std::size_t place, std::size_t capacity, Maps maps, bpfio::RingBuffer ended,
-               bpfio::Link link);
+               bpfio::Program program, Interface::Claim claim);
 
   bool carry(std::uint64_t now_ns, Outbox& out) override;
   bool outstanding(std::uint64_t position) const override;
@@ -77,7 +77,8 @@ class KernelMember : public Member {
   std::size_t capacity_;  // chunks
   Maps maps_;
   bpfio::RingBuffer ended_;
-  bpfio::Link link_;
+  bpfio::Program program_;
+  Interface::Claim claim_;
   std::vector<Sent> sent_;             // by slot
   std::size_t piece_ = 0, count_ = 0;  // chunks under way: from piece_ on; 0 = none
   std::uint64_t position_ = 0;         // of the first

@@ -342,6 +342,15 @@ enum sl_coll_member_counter {
 	SL_COLL_MEMBER_COUNTER_COUNT,
 };
 
+/* Jobs, or streams of them, that share an interface: entries of maps sl_coll_ports and sl_coll_programs. */
+#define SL_COLL_PORTS_MAX 64
+
+enum sl_coll_dispatch_counter {
+	SL_COLL_DISPATCH_UNCLAIMED = 0,	/* no program for this port. To the host's stack, as below */
+	SL_COLL_DISPATCH_GONE,		/* its job ended at this moment */
+	SL_COLL_DISPATCH_COUNTER_COUNT,
+};
+
 /* Counters of an aggregator: index into the only, per-CPU value of map sl_coll_counters, and of the model. */
 enum sl_coll_counter {
 	SL_COLL_RECEIVED = 0,		/* packets with our magic */
