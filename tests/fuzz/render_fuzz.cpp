@@ -6,6 +6,7 @@
 #include <prometheus/text_serializer.h>
 #include <spdlog/sinks/base_sink.h>
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -76,17 +77,22 @@ class Lines final : public spdlog::sinks::base_sink<spdlog::details::null_mutex>
   void flush_() override {}
 };
 
-template <class Log>
-void judge_log(Log&& log) {
+// There is one logger: whatever logs, logs here.
+Lines& logged() {
   static const auto kLines = [] {
     auto lines = std::make_shared<Lines>();
     init_log({LogLevel::kDebug, LogFormat::kJson, lines});
     return lines;
   }();
-  kLines->text.clear();
+  return *kLines;
+}
+
+void judge_log(const std::function<void()>& log) {
+  std::string& text = logged().text;
+  text.clear();
   log();
-  SLUICE_ASSERT(!kLines->text.empty() && kLines->text.find('\n') == kLines->text.size() - 1);
-  const auto parsed = nlohmann::json::parse(kLines->text, nullptr, /*allow_exceptions=*/false);
+  SLUICE_ASSERT(!text.empty() && text.find('\n') == text.size() - 1);
+  const auto parsed = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   SLUICE_ASSERT(!parsed.is_discarded() && parsed.contains("message") && parsed.contains("level"));
 }
 

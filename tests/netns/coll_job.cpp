@@ -5,6 +5,8 @@
 #include <net/if.h>
 #include <netinet/ip.h>
 #include <netinet/udp.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -166,7 +168,8 @@ struct Slot {
 };
 
 // One member: joins, makes the calls, leaves.
-void work_through(Member& member, UdpPort& port, unsigned key, const std::vector<CollWork>& calls, Slot& slot) {
+void work_through(Member& member, UdpPort& port, unsigned key, const std::vector<CollWork>& calls, Slot& slot,
+                  const std::function<void()>& then = {}) {
   const RealClock clock;
   Outbox out;
   const auto until_not = [&](Member::State state) -> Status {
@@ -190,6 +193,7 @@ void work_through(Member& member, UdpPort& port, unsigned key, const std::vector
       if (auto outcome = member.take_outcome(); outcome && !*outcome) return *outcome;
     }
     if (member.state() == Member::State::kFailed) return tl::unexpected<Error>(member.failure());
+    if (then) then();
     member.leave(clock.monotonic_ns(), out);
     return until_not(Member::State::kLeaving);
   };
@@ -329,9 +333,23 @@ class RunningJob {
     });
     for (unsigned key = 0; key < spec_.members; key++)
       threads.emplace_back([this, key, &calls] {
-        work_through(*members_[key], ports_[key + 1], key, calls, slots[key]);
+        if (static_cast<int>(key) == spec_.victim)
+          slots[key].status = fail(Code::kUnavailable, "the victim");
+        else
+          work_through(*members_[key], ports_[key + 1], key, calls, slots[key]);
         left--;
       });
+  }
+
+  // Before there are threads: the victim's process. It stops itself behind its first call, as if somebody else had done it.
+  void fork_victim(const Topology& topology, const std::vector<CollWork>& calls) {
+    if (spec_.victim < 0) return;
+    const auto key = static_cast<unsigned>(spec_.victim);
+    victim_.emplace(must(topology.host(fmt::format("h{}", key / spec_.members_per_host)).fork([&] {
+      Slot slot;
+      work_through(*members_[key], ports_[key + 1], key, {calls[0]}, slot, [this] { ::kill(::getpid(), spec_.victim_signal); });
+      return 1;
+    })));
   }
 
   Address center() const {
@@ -393,6 +411,7 @@ class RunningJob {
   std::unique_ptr<KernelAggregator> aggregator_;
   std::vector<std::unique_ptr<Member>> members_;
   std::map<sl_coll_counter, std::uint64_t> counters_;
+  std::optional<Process> victim_;  // ends with it
 };
 
 }  // namespace
@@ -412,6 +431,7 @@ CollReport run_coll_job(const CollJobSpec& spec, const std::vector<CollWork>& ca
   std::vector<std::unique_ptr<RunningJob>> jobs;
   for (std::uint16_t number = 1; number <= spec.jobs; number++)
     jobs.push_back(std::make_unique<RunningJob>(spec, topology, interfaces, number));
+  for (const auto& job : jobs) job->fork_victim(topology, calls);
   std::vector<std::thread> threads;
   for (const auto& job : jobs) job->start(threads, calls);
   Status intruded, carried;

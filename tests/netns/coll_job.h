@@ -33,6 +33,8 @@ struct CollJobSpec {
   std::vector<std::uint32_t> weights = {};  // by KEY; empty = 1 each
   // A host that floods everybody with guessed tokens under stolen addresses, and with the right token under its own (IPv4).
   bool intruder = false;
+  int victim = -1;  // KEY that is a process of its own, and gets `victim_signal` when it has made its first call
+  int victim_signal = 0;
   std::uint64_t ordinary_bytes = 0;  // that a TCP connection carries from the first member's host to the aggregator's meanwhile
   std::uint64_t dead_after_ns = 60'000'000'000;  // a busy machine is not a dead member
 };

@@ -3,6 +3,7 @@
 // Collective jobs over real sockets, with the aggregator in user space and in the kernel, on wires that drop, double, reorder
 // and corrupt.
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include "coll/udp.h"
 #include "harness/assert.h"
@@ -153,6 +154,18 @@ TEST_P(CollJob, a_member_that_falls_silent_is_named) {
   calls[1].absent[1] = true;
   const CollReport report = run_coll_job(spec_, calls);
   for (const unsigned key : {0U, 2U, 3U}) EXPECT_THAT(report.errors[key], HasSubstr("KEY 1")) << key;
+}
+
+TEST_P(CollJob, a_member_that_is_killed_or_stopped_is_named) {
+  spec_.dead_after_ns = 3'000'000'000;
+  spec_.victim = 2;
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    spec_.victim_signal = signal;
+    const CollReport report =
+        run_coll_job(spec_, {work(SL_COLL_SUM, SL_COLL_F32, 50'000), work(SL_COLL_SUM, SL_COLL_F32, 50'000)});
+    for (const unsigned key : {0U, 1U, 3U}) EXPECT_THAT(report.errors[key], HasSubstr("KEY 2 is dead")) << key;
+    EXPECT_EQ(report.errors.back(), "");
+  }
 }
 
 TEST(CollUdp, APortThatIsTakenSaysSo) {
