@@ -16,7 +16,9 @@ namespace {
 
 std::string dash(std::string text) { return text.empty() ? "-" : text; }
 
-std::string section(const Style& style, std::string_view title) { return "\n" + style.paint(Colour::kBold, title) + "\n"; }
+std::string section(const Style& style, std::string_view title) {
+  return "\n" + style.paint(Colour::kBold, printable(title)) + "\n";
+}
 
 // A sentence of ours with text from elsewhere, clean and wrapped on a terminal: "  ! text".
 std::string item(const Style& style, std::string_view mark, Colour colour, std::string_view text) {
