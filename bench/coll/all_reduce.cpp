@@ -188,6 +188,26 @@ Status measure_all_reduce(Run& run) {
   return {};
 }
 
+Status measure_loss(Run& run) {
+  const Calls calls{.bytes = run.size(64 * kMiB, 16 * kMiB), .measured = run.size(10U, 5U)};
+  for (const int mtu : {1500, 3500}) {
+    WireSpec wire{.kind = WireKind::kXdpSwitch, .mtu = mtu, .members = kMembers};
+    SLUICE_TRY(clean, best_of_ours(wire, {calls}));
+    wire.lost = wire.twice = 0.001;
+    SLUICE_TRY(lossy, best_of_ours(wire, {calls}));
+    Measurement m{.id = "allreduce.loss_0.1pct",
+                  .params = {{"wire", wire_name(wire.kind)}, {"mtu", mtu}, {"members", kMembers}, {"dtype", dtype_of(calls)}},
+                  .unit = "Gbit/s",
+                  .baseline = Baseline{"no losses", gbit(calls, p50(clean[0]))},
+                  .goal = Goal{"ratio", ">=", 0.6}};
+    for (const double seconds : lossy[0].timing.seconds) m.samples.push_back(gbit(calls, seconds));
+    m.value = median(m.samples);
+    m.note = fmt::format("{}; {} wrong values", lossy[0].name, lossy[0].timing.wrong);
+    run.report.add(std::move(m));
+  }
+  return {};
+}
+
 Status measure_small(Run& run) {
   struct Size {
     std::string id;

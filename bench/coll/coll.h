@@ -8,6 +8,7 @@
 namespace sluice::bench {
 
 Status measure_all_reduce(Run& run);  // allreduce.64MB, allreduce.cpu_ratio
+Status measure_loss(Run& run);        // allreduce.loss_0.1pct
 Status measure_small(Run& run);       // allreduce.1KB, allreduce.64KB
 Status measure_agg_ns(Run& run);      // bpf.agg_ns
 

@@ -13,6 +13,7 @@ int main(int argc, char** argv) {
           {{"bpf.agg_ns"}, "ns", measure_agg_ns},
           {{"allreduce.64MB", "allreduce.cpu_ratio"}, "", measure_all_reduce},
           {{"allreduce.1KB", "allreduce.64KB"}, "us", measure_small},
+          {{"allreduce.loss_0.1pct"}, "Gbit/s", measure_loss},
       }};
   return run_suite(suite, argc, argv);
 }

@@ -2,6 +2,7 @@
 #include "coll/wires.h"
 
 #include <arpa/inet.h>
+#include <bpf/bpf.h>
 #include <net/if.h>
 
 #include <cstring>
@@ -26,6 +27,16 @@ std::uint64_t mac_key(const std::string& text) {
   if (std::sscanf(text.c_str(), "%x:%x:%x:%x:%x:%x", &byte[0], &byte[1], &byte[2], &byte[3], &byte[4], &byte[5]) != 6) return 0;
   for (unsigned i = 0; i < 6; i++) key |= std::uint64_t{byte[i]} << (8 * i);
   return key;
+}
+
+// The port twice, as an inner map of `twins`.
+Status add_twin(const bpfio::MapFd& twins, std::uint32_t port, std::uint32_t interface) {
+  const UniqueFd twin(::bpf_map_create(BPF_MAP_TYPE_DEVMAP, "twin", sizeof port, sizeof interface, 2, nullptr));
+  if (!twin) return fail_errno(errno, "cannot create a map");
+  for (std::uint32_t copy = 0; copy < 2; copy++)
+    if (::bpf_map_update_elem(twin.get(), &copy, &interface, BPF_ANY) != 0) return fail_errno(errno, "cannot fill a map");
+  const int fd = twin.get();
+  return twins.update(bpfio::bytes_of(port), bpfio::bytes_of(fd));
 }
 
 }  // namespace
@@ -74,6 +85,11 @@ Status Wires::program_switch(unsigned aggregator) {
   SLUICE_CHECK(object.load());
   SLUICE_TRY(stations, object.map("stations"));
   SLUICE_TRY(ports, object.map("ports"));
+  SLUICE_TRY(twins, object.map("twins"));
+  SLUICE_TRY(chances, object.map("chances"));
+  const auto of_all = [](double chance) { return static_cast<std::uint32_t>(chance * 0x1p32); };
+  const std::uint32_t zero = 0, chance[2] = {of_all(spec_.lost), of_all(spec_.twice)};
+  SLUICE_CHECK(chances.update(bpfio::bytes_of(zero), bpfio::bytes_of(chance)));
   SLUICE_TRY(program, object.program(spec_.kind == WireKind::kXdpSwitch ? "forward" : "pass"));
   return host.call([&]() -> Status {
     for (std::uint32_t port = 0; port <= spec_.members; port++) {
@@ -86,6 +102,7 @@ Status Wires::program_switch(unsigned aggregator) {
       const std::uint64_t mac = mac_key(interface.mac);
       SLUICE_CHECK(stations.update(bpfio::bytes_of(mac), bpfio::bytes_of(port)));
       SLUICE_CHECK(ports.update(bpfio::bytes_of(port), bpfio::bytes_of(index)));
+      SLUICE_CHECK(add_twin(twins, port, index));
       SLUICE_TRY(link, bpfio::Link::attach_xdp(program, index));
       links_.push_back(std::move(link));
     }

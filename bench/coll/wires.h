@@ -28,6 +28,8 @@ struct WireSpec {
   unsigned members = 4;
   unsigned aggregators = 1;
   bool offloads = false;  // 64 KB super-packets where a veth has them
+  double lost = 0;        // of frames that pass the switch of kXdpSwitch: chances
+  double twice = 0;
 };
 
 class Wires {

@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr std::uint32_t kMagnitude = 0x7fffffff, kInfinity = 0x7f800000;
 
 // Lane l of group j of J counts J - j times in its own sum, and N (J - j) - l times in that of all.
-Sums Sum(const std::uint8_t* bytes, std::size_t words) {
+Sums sum_words(const std::uint8_t* bytes, std::size_t words) {
   const hn::ScalableTag<std::uint64_t> wide;
   const hn::Rebind<std::uint32_t, decltype(wide)> narrow;
   const std::size_t lanes = hn::Lanes(wide);
@@ -46,7 +46,7 @@ Sums Sum(const std::uint8_t* bytes, std::size_t words) {
   return sums;
 }
 
-Extent Largest(const float* values, std::size_t count) {
+Extent extent(const float* values, std::size_t count) {
   const hn::ScalableTag<std::uint32_t> d;
   const hn::RebindToFloat<decltype(d)> df;
   const std::size_t lanes = hn::Lanes(d);
@@ -68,7 +68,7 @@ Extent Largest(const float* values, std::size_t count) {
 }
 
 // A product with a power of two is exact, or far below one half.
-void ToWords(const float* values, std::size_t count, float factor, std::int32_t* out) {
+void to_words(const float* values, std::size_t count, float factor, std::int32_t* out) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const std::size_t lanes = hn::Lanes(d);
@@ -82,7 +82,7 @@ void ToWords(const float* values, std::size_t count, float factor, std::int32_t*
     out[at] = std::isfinite(values[at]) ? static_cast<std::int32_t>(std::nearbyint(values[at] * factor)) : 0;
 }
 
-void FromWords(const std::int32_t* words, std::size_t count, double factor, double divisor, float* out) {
+void from_words(const std::int32_t* words, std::size_t count, double factor, double divisor, float* out) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<std::int32_t, decltype(d)> di;
   const hn::Rebind<float, decltype(d)> df;
@@ -103,24 +103,24 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace sluice::coll {
 
-HWY_EXPORT(Sum);
-HWY_EXPORT(Largest);
-HWY_EXPORT(ToWords);
-HWY_EXPORT(FromWords);
+HWY_EXPORT(sum_words);
+HWY_EXPORT(extent);
+HWY_EXPORT(to_words);
+HWY_EXPORT(from_words);
 
-Sums sums_of(std::span<const std::uint8_t> bytes) { return HWY_DYNAMIC_DISPATCH(Sum)(bytes.data(), bytes.size() / 4); }
+Sums sums_of(std::span<const std::uint8_t> bytes) { return HWY_DYNAMIC_DISPATCH(sum_words)(bytes.data(), bytes.size() / 4); }
 
-Extent extent_of(std::span<const float> values) { return HWY_DYNAMIC_DISPATCH(Largest)(values.data(), values.size()); }
+Extent extent_of(std::span<const float> values) { return HWY_DYNAMIC_DISPATCH(extent)(values.data(), values.size()); }
 
 void scale_to_words(std::span<const float> values, int shift, std::span<std::int32_t> out) {
   constexpr int kMost = 127;  // 2^127 is an f32
-  if (shift <= kMost) return HWY_DYNAMIC_DISPATCH(ToWords)(values.data(), values.size(), std::ldexp(1.0F, shift), out.data());
+  if (shift <= kMost) return HWY_DYNAMIC_DISPATCH(to_words)(values.data(), values.size(), std::ldexp(1.0F, shift), out.data());
   for (std::size_t i = 0; i < values.size(); i++)
     out[i] = std::isfinite(values[i]) ? static_cast<std::int32_t>(std::nearbyint(std::ldexp(double{values[i]}, shift))) : 0;
 }
 
 void scale_from_words(std::span<const std::int32_t> words, int shift, double divisor, std::span<float> out) {
-  HWY_DYNAMIC_DISPATCH(FromWords)(words.data(), words.size(), std::ldexp(1.0, shift), divisor, out.data());
+  HWY_DYNAMIC_DISPATCH(from_words)(words.data(), words.size(), std::ldexp(1.0, shift), divisor, out.data());
 }
 
 }  // namespace sluice::coll
