@@ -4,11 +4,9 @@
 #include <arpa/inet.h>
 #include <bpf/bpf.h>
 #include <linux/bpf.h>
-#include <net/ethernet.h>
-#include <netinet/ip.h>
-#include <netinet/udp.h>
 
 #include "base/random.h"
+#include "bpf/coll_frames.h"
 #include "bpfio/object.h"
 #include "coll/coll.h"
 #include "coll/model/packet.h"
@@ -17,16 +15,17 @@ namespace sluice::bench {
 namespace {
 
 constexpr std::uint64_t kToken = 0x0123456789abcdef;
-constexpr std::uint16_t kPort = 18400, kMemberPort = 20000;
+constexpr std::uint16_t kMemberPort = 20000;
 constexpr unsigned kMembers = 4, kWindow = 64;
 constexpr std::uint32_t kLoopback = 1;  // ifindex: a test run sends nothing
 constexpr double kGoal_ns = 180;
 
-struct Frame {
-  ether_header eth;
-  iphdr ip;
-  udphdr udp;
-} __attribute__((packed));
+coll::Address member_of(std::uint32_t key) {
+  coll::Address address = test::ours(false);
+  address.ip[15] = static_cast<std::uint8_t>(2 + key);
+  address.port = kMemberPort;
+  return address;
+}
 
 // A sum of int32, as it arrives.
 coll::Bytes frame_of(std::uint64_t position, std::uint32_t key, coll::ByteSpan values) {
@@ -40,23 +39,7 @@ coll::Bytes frame_of(std::uint64_t position, std::uint32_t key, coll::ByteSpan v
   header.place(1, position);
   header.frag_offset = static_cast<std::uint32_t>(position * values.size() / 4);
   header.token = kToken;
-  const coll::Bytes packet = coll::encode(header, values);
-  Frame frame{};
-  frame.eth.ether_type = htons(ETHERTYPE_IP);
-  frame.ip.version = 4;
-  frame.ip.ihl = 5;
-  frame.ip.ttl = 64;
-  frame.ip.protocol = IPPROTO_UDP;
-  frame.ip.tot_len = htons(static_cast<std::uint16_t>(sizeof(iphdr) + sizeof(udphdr) + packet.size()));
-  frame.ip.saddr = htonl(0x0a000002 + key);
-  frame.ip.daddr = htonl(0x0a000001);
-  frame.udp.source = htons(kMemberPort);
-  frame.udp.dest = htons(kPort);
-  frame.udp.len = htons(static_cast<std::uint16_t>(sizeof(udphdr) + packet.size()));
-  coll::Bytes bytes(sizeof frame);
-  std::memcpy(bytes.data(), &frame, sizeof frame);
-  bytes.insert(bytes.end(), packet.begin(), packet.end());
-  return bytes;
+  return test::frame_of({}, member_of(key), test::ours(false), coll::encode(header, values));
 }
 
 Status set_up(const bpfio::Object& object, std::uint16_t words) {
@@ -72,15 +55,13 @@ Status set_up(const bpfio::Object& object, std::uint16_t words) {
                         .incarnation = 1,
                         .window = kWindow,
                         .words = words,
-                        .port = htons(kPort),
+                        .port = htons(test::kPort),
                         .state = 0,
                         .pad = 0};
   SLUICE_CHECK(jobs.update(bpfio::bytes_of(zero), bpfio::bytes_of(job)));
   for (std::uint32_t key = 0; key < kMembers; key++) {
     sl_coll_member member{};
-    member.addr[10] = member.addr[11] = 0xff;
-    const std::uint32_t ip = htonl(0x0a000002 + key);
-    std::memcpy(&member.addr[12], &ip, sizeof ip);
+    std::ranges::copy(member_of(key).ip, std::begin(member.addr));
     member.port = htons(kMemberPort);
     member.weight = 1;
     SLUICE_CHECK(members.update(bpfio::bytes_of(key), bpfio::bytes_of(member)));

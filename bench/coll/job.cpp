@@ -106,25 +106,6 @@ Status Job::serve() {
                      [this] { return stopped_.load(); });
 }
 
-Result<std::uint64_t> Job::counter(sl_coll_counter index) const {
-  std::uint64_t sum = 0;
-  for (const auto& aggregator : aggregators_) {
-    SLUICE_TRY(value, aggregator->counter(index));
-    sum += value;
-  }
-  return sum;
-}
-
-Result<std::uint64_t> Job::counter(sl_coll_member_counter index) const {
-  std::uint64_t sum = 0;
-  for (const JobMember& member : members_)
-    for (const auto& stream : member.streams) {
-      SLUICE_TRY(value, stream->counter(index));
-      sum += value;
-    }
-  return sum;
-}
-
 Status JobMember::until_not(coll::Member::State state) {
   std::vector<coll::Station<coll::KernelMember>> stations;
   for (std::size_t s = 0; s < ports.size(); s++) stations.push_back({&ports[s], streams[s].get()});
@@ -137,14 +118,31 @@ Status JobMember::until_not(coll::Member::State state) {
   return {};
 }
 
-Status JobMember::join() {
-  coll::Outbox out;
+Status JobMember::act(const std::function<Status(std::size_t stream, coll::Outbox&)>& begin, coll::Member::State until_not_in) {
   for (std::size_t s = 0; s < ports.size(); s++) {
-    streams[s]->join(now_ns(), out);
+    coll::Outbox out;
+    SLUICE_CHECK(begin(s, out));
     SLUICE_CHECK(ports[s].send(out));
-    out.clear();
   }
-  return until_not(coll::Member::State::kJoining);
+  return until_not(until_not_in);
+}
+
+Status JobMember::join() {
+  return act(
+      [&](std::size_t s, coll::Outbox& out) -> Status {
+        streams[s]->join(now_ns(), out);
+        return {};
+      },
+      coll::Member::State::kJoining);
+}
+
+Status JobMember::leave() {
+  return act(
+      [&](std::size_t s, coll::Outbox& out) -> Status {
+        streams[s]->leave(now_ns(), out);
+        return {};
+      },
+      coll::Member::State::kLeaving);
 }
 
 Parts JobMember::memory(const Calls& calls) {
@@ -162,27 +160,14 @@ Parts JobMember::memory(const Calls& calls) {
 Status JobMember::all_reduce(const Calls& calls) {
   const Parts parts = memory(calls);
   const sl_coll_dtype dtype = calls.floats ? SL_COLL_F32 : SL_COLL_I32;
-  coll::Outbox out;
-  for (std::size_t s = 0; s < ports.size(); s++) {
-    SLUICE_CHECK(streams[s]->begin(
-        {.op = SL_COLL_SUM, .dtype = dtype, .input = parts[s], .output = parts[s], .timeout_ns = kPatience_ns}, now_ns(), out));
-    SLUICE_CHECK(ports[s].send(out));
-    out.clear();
-  }
-  SLUICE_CHECK(until_not(coll::Member::State::kCalling));
+  const auto begin = [&](std::size_t s, coll::Outbox& out) {
+    return streams[s]->begin(
+        {.op = SL_COLL_SUM, .dtype = dtype, .input = parts[s], .output = parts[s], .timeout_ns = kPatience_ns}, now_ns(), out);
+  };
+  SLUICE_CHECK(act(begin, coll::Member::State::kCalling));
   for (const auto& stream : streams)
     if (auto outcome = stream->take_outcome(); outcome && !*outcome) return *outcome;
   return {};
-}
-
-Status JobMember::leave() {
-  coll::Outbox out;
-  for (std::size_t s = 0; s < ports.size(); s++) {
-    streams[s]->leave(now_ns(), out);
-    SLUICE_CHECK(ports[s].send(out));
-    out.clear();
-  }
-  return until_not(coll::Member::State::kLeaving);
 }
 
 }  // namespace sluice::bench

@@ -33,6 +33,8 @@ struct JobMember {
   Status leave();
 
  private:
+  // On every stream; then goes on until none is in that state.
+  Status act(const std::function<Status(std::size_t stream, coll::Outbox&)>& begin, coll::Member::State until_not_in);
   Status until_not(coll::Member::State state);
   std::vector<std::vector<std::uint8_t>> own_;  // of floats, by stream
 };
@@ -44,8 +46,6 @@ class Job {
   Status serve();
   void stop() { stopped_ = true; }
   JobMember& member(unsigned member) { return members_[member]; }
-  Result<std::uint64_t> counter(sl_coll_counter index) const;
-  Result<std::uint64_t> counter(sl_coll_member_counter index) const;
 
  private:
   Job() = default;
